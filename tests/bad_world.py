@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -61,15 +62,15 @@ def cli(*argv):
     return out.getvalue()
 
 
-def interrupted(*argv):
-    "A command line that Ctrl-C meets where its first text is computed."
+def interrupted(call, *argv):
+    "A call, or a command line, that Ctrl-C meets where its first text is computed."
 
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
     # what every model begins with
     with mock.patch.object(torch.nn.Embedding, 'forward', stop):
-        return cli(*argv)
+        return call() if callable(call) else cli(call, *argv)
 
 
 def without_a_model(*argv):
@@ -160,6 +161,11 @@ def written(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def rewritten(path, pattern, text):
+    "A file in which text replaces the first match of a pattern."
+    return written(path, re.sub(pattern, text, path.read_text(), count=1))
 
 
 def made(folder):

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 sys.path.append(str(ROOT / 'research' / 'benchmarks'))  # every_family's models
 
 from lrp_loo.models.loading import demo_base, load_demo
-from lrp_loo.models.structure import transformer_layers
+from lrp_loo.models.structure import layers_of
 from lrp_loo.models.loading import load_model
 
 TEXTS = [
@@ -78,7 +78,7 @@ def random_bert(layers=3, bias=True, seed=0, std=0.3, dtype=torch.float32, **kw)
 def shallow_demo(name='sst2', layers=2, device='cpu'):
     "A demo model's first layers, for what a shorter model shows as well."
     model, tokenizer = load_demo(name, device=device)
-    stack = transformer_layers(model)
+    stack = layers_of(model).modules
     (found,) = [
         m
         for m in model.modules()

@@ -42,7 +42,13 @@ WHISPER = dict(
     decoder_start_token_id=1,
     begin_suppress_tokens=None,
 )
+SPEECH = WHISPER | dict(input_feat_per_channel=8, conv_channels=16)
 SIZES = {'T5': T5, 'MT5': T5, 'MarianMTModel': MARIAN, 'Whisper': WHISPER}
+SIZES['Speech2Text'] = SPEECH
+names = [k for k in BART if k[-6:] in ('layers', '_heads')]
+PROPHET = {k: v for k, v in BART.items() if k not in names}
+PROPHET |= {f'num_{k}': BART[k] for k in names} | dict(hidden_size=32)
+SIZES['ProphetNet'] = PROPHET
 
 
 def widened(model, std):

@@ -305,6 +305,11 @@ NAMES |= dict(
     build=small_models.build,
     sentences=lambda: of_sentences('SentenceTransformer'),
     pipe=lambda task, m, tok: transformers.pipeline(task, model=m, tokenizer=tok),
+    fill_mask=lambda **settings: transformers.FillMaskPipeline(
+        random('BertForMaskedLM', 'Bert', **SMALL),
+        lrp_loo.load_demo('sst2')[1],
+        **settings,
+    ),
     both=lambda m, tok: pad_batch(tok, [encode(m, tok, t) for t in (T, 'no')]),
     maps=lambda *of, **options: lrp_loo.explain(*of[:2], FEW, *of[2:], **options),
 )

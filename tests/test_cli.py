@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -58,31 +59,23 @@ def test_exit_codes_are_as_documented(run, words, code):
     assert (out == '') == (code != 0)
 
 
-A_FILE = "'a-file' is a file, and a folder is needed"
-BEFORE = [
-    ((*AUDIT, '--out', 'a-file/rows.json'), A_FILE),
-    (('summarize', '--out', 'a-file/words.html'), A_FILE),
-    (('summarize', '--html', 'words.pdf'), 'must end in .html'),
-    (('calibrate', '--out', 'a-file/c.json'), A_FILE),
-    (('pairs', 'fine', '--html', 'a-file/p.html'), A_FILE),
-    (('context', 'fine', 'so', '--out', 'c.txt'), '.json'),
-    (('compare', 'fine', '--html', 'a.pdf'), 'must end in .html'),
-    (('explain', 'fine', '--calibration', 'a-file'), 'must end in .json'),
-]
+CONTROLS = 'a \x1b[31mfine\x07 film \x1b]8;;x\x1b\\\r\u202eslow \x9b31m\u2028end'
+STEERED = dict(context=(CONTROLS,), generate=('--max-new-tokens', '1'))
 
 
-@pytest.mark.parametrize('argv, said', BEFORE, ids=str)
-def test_wrong_usage_is_refused_before_a_model_is_loaded(
-    run, monkeypatch, tmp_path, argv, said
-):
-    def refuse(*args, **kwargs):
-        raise AssertionError('a model was loaded')
-
-    monkeypatch.setattr('lrp_loo.models.loading.load_model', refuse)
-    (tmp_path / 'a-file').write_text('x')
-    code, _, err = run(*argv)
-    assert code in (1, 2), err
-    assert said in err and 'a model was loaded' not in err, err
+@pytest.mark.parametrize('command', ['explain', 'compare', 'pairs', *STEERED])
+@pytest.mark.parametrize('colours', ['NO_COLOR', 'FORCE_COLOR'])
+def test_no_text_controls_the_terminal(run, monkeypatch, command, colours):
+    monkeypatch.setenv(colours, '1')
+    words = (command, CONTROLS, *STEERED.get(command, SMALL))
+    words += ('--units', 'sentence' if command == 'context' else 'word')
+    code, out, err = run(*words, '--out', 'a\x1b.json', '--html', 'a.html')
+    assert code == 0, err
+    out = re.sub(r'\x1b\[(3;4|48;2;[\d;]+|30|0)m', '', out)  # the package's own colours
+    printed = [out, err, run(*words, '--json')[1], repr(lrp_loo.load('a\x1b.json'))]
+    printed += [open('a.html', encoding='utf-8').read(), run(CONTROLS)[2]]
+    seen = set(''.join(printed)) - {'\n', '\t'}
+    assert all(map(str.isprintable, seen)), seen
 
 
 def interrupt(monkeypatch, kind, name, n):
@@ -116,6 +109,23 @@ def test_an_interrupted_sweep_reports_its_rows(run, monkeypatch, tmp_path):
     assert f"finished rows are in {tmp_path / 'rows'}" in err
     parts = map(pd.read_parquet, (tmp_path / 'rows').glob('*.parquet'))
     assert sum(map(len, parts)) == 2
+
+
+@pytest.mark.parametrize('error, code', [(KeyboardInterrupt, 130), (ValueError, 1)])
+def test_explained_texts_are_kept(run, monkeypatch, error, code):
+    plain = lrp_loo.explain
+
+    def stop(model, tokenizer, texts, **options):
+        if TEXTS[2] in texts:
+            raise error('no more')
+        return plain(model, tokenizer, texts, **options)
+
+    monkeypatch.setattr('lrp_loo.methods.explain', stop)
+    monkeypatch.setattr('lrp_loo.cli.commands.TEXTS_AT_ONCE', 1)
+    words = ('explain', '--data', '-', *SMALL, '--out', 'a.json')
+    got, out, err = run(*words, lines='\n'.join(TEXTS))
+    assert got == code and len(lrp_loo.load('a.json')) == out.count('text ') == 2
+    assert len(err.splitlines()) == 2 and err.startswith('written: a.json')
 
 
 @pytest.mark.parametrize('method', ['cp_lrp', 'grad_x_input'])

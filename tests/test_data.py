@@ -6,7 +6,7 @@ import pytest
 from lrp_loo.data import read_texts
 
 BOM = '\ufeff'
-PAIR = dict(columns=('a', 'b'))
+PAIR = dict(column=('a', 'b'))
 
 
 def written(tmp_path, content, name='a.csv'):
@@ -85,8 +85,8 @@ def test_two_columns_make_pairs(tmp_path):
         ('a.csv', 'text;who, when\nfine;me, now\n', {}, 'which column of a.csv'),
         ('a.csv', b'text\n\xff\xfe', {}, 'a.csv is not UTF-8'),
         *(
-            ('a.csv', 'a,b\nx,y\n', dict(columns=columns), 'two different names')
-            for columns in ('ab', ('a', 'a'), ('a', 'b', 'c'))
+            ('a.csv', 'a,b\nx,y\n', dict(column=column), 'two different names')
+            for column in (('a', 'a'), ('a', 'b', 'c'))
         ),
     ],
 )

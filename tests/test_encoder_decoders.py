@@ -162,9 +162,10 @@ def test_what_the_decoder_reads_is_a_text(tokenizer):
     (a,) = explain(model, tokenizer, enc, 'attn_lrp')
     (b,) = explain(model, tokenizer, SOURCE, 'attn_lrp')
     assert a.tokens == b.tokens and a.scores.equal(b.scores)
-    more = dict(decoder_input_ids=torch.tensor([[102, 2009, 2003]]))
-    with pytest.raises(ValueError, match='holds decoder_input_ids'):
-        explain(model, tokenizer, enc | more, 'attn_lrp')
+    for name in ('decoder_input_ids', 'labels'):  # the decoder reads labels, too
+        more = {name: torch.tensor([[102, 2009, 2003]])}
+        with pytest.raises(ValueError, match=f'holds {name}'):
+            explain(model, tokenizer, enc | more, 'attn_lrp')
     with pytest.raises(ValueError, match='tuple has 3 parts'):
         explain(model, tokenizer, ('a', 'b', 'c'))
     model.config.decoder_start_token_id = model.generation_config.bos_token_id = None
@@ -191,10 +192,7 @@ def test_tokens_may_be_deleted_or_replaced(tokenizer):
 
 def test_generated_tokens_are_explained_by_source_and_prefix(tokenizer):
     model = encoder_decoder('BartForConditionalGeneration')
-    found = explain_generation(model, tokenizer, SOURCE, SAID, 'loo')
-    assert found.generated == ['it', 'is'] and found[0].exact
-    assert found[1].tokens[-2:] == ['[SEP]', 'it']
-    for method in ('loo', 'attn_lrp', 'removal'):
+    for method in ('attn_lrp', 'removal'):
         steps = explain_generation(model, tokenizer, SOURCE, SAID, method)
         for step, said in zip(steps, (None, 'it')):
             text = SOURCE if said is None else (SOURCE, said)
@@ -210,6 +208,28 @@ def test_generated_tokens_are_explained_by_source_and_prefix(tokenizer):
     how = dict(max_new_tokens=3, progress=False)
     table = audit_generation(model, tokenizer, [SOURCE], ['removal'], **how)
     assert table.loc['loo', 'r'] > 0.999 and table.loc['removal', 'r'] > 0.5
+
+
+# without its first token a decoder sees nothing, whatever comes later; the logits of
+# ProphetNet depend on later tokens
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('name', ['T5', 'MT5', 'Bart', 'ProphetNet'])
+@torch.no_grad()
+def test_a_generated_token_depends_on_no_later_one(name, attention, tokenizer):
+    model = encoder_decoder(f'{name}ForConditionalGeneration', std=0.2)
+    model.set_attn_implementation(attention)
+    enc = encode(as_multi_part(model), tokenizer, (SOURCE, SAID))
+    n = enc['input_ids'].shape[1] - 2
+    steps = explain_generation(model, tokenizer, SOURCE, SAID, 'loo', log_prob=False)
+    assert steps.generated == ['it', 'is'] and steps[0].exact
+    for i, step in enumerate(steps):
+        prefix = {k: v[:, : n + i] for k, v in enc.items()}
+        keep = torch.cat([torch.ones(1, n + i), 1 - torch.eye(n + i)])
+        values = torch.cat([called(model, prefix, row[None]) for row in keep])
+        whole, *left = values[:, step.target]
+        assert_close(step.logit, float(whole), scale=1.0)
+        by_hand = whole - torch.stack(left)
+        torch.testing.assert_close(step.scores, by_hand, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['T5', 'Bart'])
@@ -236,8 +256,7 @@ def test_words_and_sentences_of_both_texts(name, tokenizer):
         target = Target(steps[0].target)
         (alone,) = explain(model, tokenizer, text[0], 'loo', target, units=units)
         assert alone.tokens == steps[0].tokens
-        # without its first token T5's decoder sees nothing, whatever comes later
-        ours, wanted = steps[0].scores[:-1], alone.scores[:-1]
+        ours, wanted = steps[0].scores, alone.scores
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match='does not encode to these tokens'):
         how = dict(truncation=True, max_length=6, units='word')

@@ -3,9 +3,10 @@
 import every_family
 import pytest
 import torch
-from every_family import CHECKS, WIDEST, build, inputs_for, row_of, tasks_of
+from every_family import CHECKS, WIDEST, build, inputs_for, relevance, row_of, tasks_of
 
 import lrp_loo
+from lrp_loo import attn_lrp, cp_lrp
 
 LIVE = (  # family, what it has
     'bert',  # one list of layers
@@ -45,6 +46,17 @@ def test_a_family_is_right_or_refused(family):
     assert list(row['checks']) == list(CHECKS)
     found = row['checks'].items()
     assert not {check: o['why'] for check, o in found if o['outcome'] == 'wrong'}
+
+
+# these change a layer's output in place
+@pytest.mark.parametrize('family', ['falcon', 'longformer', 'nystromformer', 'funnel'])
+@pytest.mark.parametrize('make', [attn_lrp, cp_lrp])
+def test_a_small_eps_is_near_its_limit(family, make):
+    task = tasks_of(family)[0]
+    model = build(family, task, WIDEST).double()
+    enc = inputs_for(model, task)[0]
+    limit, R = (relevance(model, task, enc, make(eps=e))[0] for e in (0.0, 1e-6))
+    assert float((R - limit).abs().max() / limit.abs().max()) < 1e-3
 
 
 @pytest.fixture(scope='module')

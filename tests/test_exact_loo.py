@@ -10,10 +10,14 @@ from torch import nn
 from lrp_loo import explain
 from lrp_loo.estimate import removal_scores
 from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
+from lrp_loo.inputs.scores import GeneratedReadout
 from lrp_loo.inputs.targets import output_field
 from lrp_loo.loo import leave_one_out, many_loo
 from lrp_loo.loo.engines import read_subsets
 from lrp_loo.loo.states import why_no_states
+from lrp_loo.methods import explain_batch
+from lrp_loo.methods.baselines import loo_scores
+from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import forward
 
 N_TOKENS = 12
@@ -47,6 +51,7 @@ MIXING = {
 LISTED = [
     *[(f, 'class') for f in ('BERT', 'RoBERTa', 'ELECTRA', 'DistilBERT', 'ALBERT')],
     *[(f, 'class') for f in ('GPT-2', 'Llama', 'Qwen2', 'Gemma 3', 'ModernBERT')],
+    *[(f, 'class') for f in ('Mistral', 'Phi-3', 'Qwen3')],  # Mistral: a short window
     *[(f, 'next token') for f in ('GPT-2', 'Llama', 'Qwen3', 'Phi-3', 'Mistral')],
     ('BERT', 'answer'),
 ]
@@ -128,13 +133,16 @@ def test_what_a_mask_does_not_hide_is_refused(name):
 @pytest.mark.parametrize('std', [0.02, 0.1])
 @pytest.mark.parametrize('family,task', LISTED)
 def test_listed_families_are_exact(family, task, std, any_length):
+    # with every text in a batch of its own, and with all in a few
+    budget = 30 if std == 0.1 else 8192
     # at 0.02 the hidden states are near 1 and LOO near 1e-4: single precision's
     # rounding would be what is compared
     dtype = torch.float64 if std == 0.02 else torch.float32
     model = random_model(family, task, 'sdpa', dtype=dtype)
     spread_weights(model, std)
-    encs = [random_inputs(model, n) for n in (N_TOKENS, 10, 11)]
-    for enc, one in zip(encs, many_loo(model, encs), strict=True):
+    encs = [random_inputs(model, n) for n in (N_TOKENS, 3, 11, 40, 2)]
+    encs.append({k: v.clone() for k, v in encs[2].items()})  # a copy of a text
+    for enc, one in zip(encs, many_loo(model, encs, token_budget=budget), strict=True):
         expected = one_masked_pass_at_a_time(model, enc, one.readout.chosen(0))
         assert_exact(one.scores, *expected)
 
@@ -395,6 +403,65 @@ class Crowded(BagOfWords):
 def test_what_depends_on_the_batch_is_computed_alone():
     torch.manual_seed(0)
     assert_loo_is_exact(Crowded().eval(), text())
+
+
+QUANTIZED = [('ModernBERT', 'class'), ('Llama', 'next token'), ('GPT-2', 'next token')]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family,task', QUANTIZED)
+def test_a_dynamically_quantized_model_reads_each_variant_alone(
+    family, task, tokenizer
+):
+    "Ranges of activations are taken over the pass: in a batch a text has other numbers."
+    model = random_model(family, task, 'sdpa', dtype=torch.float32)
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    encs = [text(16, seed=3), text(9), text(16)]
+    for enc, one in zip(encs, many_loo(model, encs, 1, 'delete'), strict=True):
+        kept = ~torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)
+        kept = [enc, *({name: x[:, k] for name, x in enc.items()} for k in kept)]
+        f = torch.stack([model(**e).logits.flatten(0, -2)[-1, 1] for e in kept])
+        assert torch.equal(one.scores, f[0] - f[1:])
+    ids = encs[0]['input_ids']
+    if task == 'class':
+        maps = explain_batch(model, tokenizer, encs, 'rollout', 1)
+        for a, enc in zip(maps, encs, strict=True):
+            assert a.logit == float(model(**enc).logits[0, 1])
+    else:
+        readout = GeneratedReadout(ids[0], 12)
+        found = loo_scores(model, tokenizer, encs[:1], readout).scores
+        masks = torch.cat([torch.ones(1, 16), 1 - torch.eye(16)])[:, None]
+        rows = [model(ids, attention_mask=m).logits[0, 11:15] for m in masks]
+        f = torch.stack([row.gather(1, ids[0, 12:, None])[:, 0] for row in rows], 1)
+        assert torch.equal(found, f[:, :1] - f[:, 1:])
+
+
+HALF = [('BERT', 'class'), ('DistilBERT', 'class'), ('GPT-2', 'class')]
+HALF += [('Llama', 'next token'), ('ModernBERT', 'class')]
+EXACT = dict(loo={}, auto=dict(passes=9)) | {'removal+loo': dict(n_exact=5)}
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('family,task', HALF)
+def test_half_precision_explains_the_number_that_the_model_returns(
+    family, task, dtype, tokenizer
+):
+    "Also of the variants: exact scores of all methods have no common error."
+    model = random_model(family, task, 'sdpa', dtype=dtype)
+    enc = text(24)
+    expected, number = one_masked_pass_at_a_time(model, enc, 1)
+    for name in ('removal', 'attn_lrp', 'cp_lrp', 'grad_x_input'):
+        options = [{}, dict(eps=1e-3)] if 'lrp' in name else [{}]
+        for option in options:
+            value = METHODS[name](model, tokenizer, [enc], 1, **option).values[0]
+            assert float(value.abs()) == float(number), name
+    for name, options in EXACT.items():
+        scores = METHODS[name](model, tokenizer, [enc], 1, **options)
+        assert float(scores.values[0].abs()) == float(number)
+        exact = scores.info[0]['exact']
+        error = scores.scores[0] - expected
+        error = error if exact is True else error[exact]
+        assert float(error.mean().abs()) < 1e-2
 
 
 # ---- several texts without a padding token

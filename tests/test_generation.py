@@ -8,11 +8,12 @@ import torch
 from conftest import demo_or_skip
 from families import FAMILIES, random_inputs, random_model
 
-from lrp_loo import audit_generation, explain_generation, load_demo
+from lrp_loo import audit_generation, explain, explain_generation, load_demo
 from lrp_loo.core.stats import pearson
-from lrp_loo.inputs.scores import GeneratedReadout
+from lrp_loo.inputs.scores import GeneratedReadout, next_tokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import Units
+from lrp_loo.loo.engines import read_subsets
 from lrp_loo.methods import explain_batch, explain_each
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import forward
@@ -58,6 +59,25 @@ def test_exact_loo_of_every_token_is_the_loop_over_removed_ones(family, log_prob
     for i in range(5):
         own, other = scores[i, : 6 + i], naive[i, : 6 + i]
         assert close(own, other, 1e-6), (family, i)
+
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('family', ['Llama', 'GPT-2'])
+@torch.no_grad()
+def test_without_its_prompt_a_row_reads_no_later_token(family, attention):
+    model = random_model(family, FAMILIES[family].tasks[0], attention)
+    enc = random_inputs(model, n=6)
+    ids, keep = enc['input_ids'], torch.arange(6)[None] >= 3
+    by_hand = []
+    for n in (3, 4, 5):  # each token of the answer from the text before it alone
+        row = dict(input_ids=ids[:, :n], attention_mask=keep[:, :n].long())
+        out = forward(model, row)
+        by_hand.append(out.logits[0, -1].log_softmax(-1)[ids[0, n]])
+    each = GeneratedReadout(ids[0], 3, log_prob=True)
+    total = next_tokens(ids[0, 3:], log_prob=True, total=True)
+    (a,), (b,) = (read_subsets(model, [enc], [keep], [t]) for t in (each, total))
+    assert close(a.values[0], torch.stack(by_hand), 1e-5)
+    assert close(b.values[0], sum(by_hand), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,36 +152,38 @@ def test_a_given_continuation_and_its_log_probability():
     assert tokenizer.decode(ids[found.n_prompt :]).strip() == said
 
 
-def test_the_models_own_continuation_is_greedy():
-    model, tokenizer = load_demo('reviews')
-    ids = tokenizer(PROMPT)['input_ids']
-    for step in explain_generation(model, tokenizer, PROMPT, max_new_tokens=4):
-        with torch.no_grad():
-            best = model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()
-        assert step.target == int(best)
-        ids = [*ids, step.target]
-
-
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
-    '{% if add_generation_prompt %}<answer> {% endif %}'
+@pytest.mark.parametrize(
+    'settings',
+    [{}, dict(num_beams=3), dict(repetition_penalty=1.8), dict(suppress_tokens=[1099])]
+    + [dict(no_repeat_ngram_size=1, min_new_tokens=9), dict(forced_eos_token_id=9)],
 )
-
-
-def test_messages_go_through_the_tokenizers_template(monkeypatch):
+def test_the_models_own_continuation_is_that_of_its_settings(settings):
     model, tokenizer = load_demo('reviews')
-    monkeypatch.setattr(tokenizer, 'chat_template', TEMPLATE)
-    chat = [dict(role='user', content='how was it ?')]
-    found = explain_generation(model, tokenizer, chat, max_new_tokens=2)
-    ids = found[0].input_ids
-    assert tokenizer.decode(ids).strip() == '<user> how was it ? <answer>'
-    # what the template adds is not asked about; what was generated is
-    content = found[1].is_content
-    assert content[-1] and not content[0]
-    by_word = explain_generation(model, tokenizer, chat, max_new_tokens=2, units='word')
-    for steps in (found, by_word):
-        of_step = zip(steps[0].tokens, steps[0].is_content)
-        assert [t.lstrip('Ġ') for t, c in of_step if c] == ['how', 'was', 'it', '?']
+    ids = tokenizer(PROMPT, return_tensors='pt')['input_ids']
+    vars(model.generation_config).update(settings, do_sample=True, top_k=3)
+    whole = model.generate(ids, do_sample=False, max_new_tokens=9)[0].tolist()
+    how = dict(method='attn_lrp', max_new_tokens=9)
+    found = explain_generation(model, tokenizer, PROMPT, **how)
+    assert all_ids(found).tolist() == whole
+    with torch.no_grad():
+        logp = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)
+    rows = torch.arange(found.n_prompt - 1, len(whole) - 1)
+    assert torch.allclose(found.logits, logp[rows, whole[found.n_prompt :]], atol=1e-4)
+    config = found[0].info['generation_config']
+    assert config.items() >= (settings | dict(do_sample=False)).items()
+
+
+@pytest.mark.parametrize('units', ['token', 'sentence'])
+def test_the_only_unit_of_a_text_is_not_removed(units):
+    model, tokenizer = load_demo('reviews')
+    tokenizer.backend_tokenizer.post_processor = None  # no special token in front
+    text = 'film' if units == 'token' else 'A slow film.'
+    for call in (explain, explain_generation):
+        with pytest.raises(ValueError, match='nothing is left'):
+            call(model, tokenizer, text, method='loo', units=units)
+        begun = call(model, tokenizer, tokenizer.bos_token + text, units=units)
+        assert begun[0].tokens[0] == tokenizer.bos_token
+    assert explain_generation(model, tokenizer, 'film', method='attn_lrp').n_prompt == 1
 
 
 def test_the_audit_is_what_its_parts_say():

@@ -13,7 +13,7 @@ from lrp_loo import explain, load, load_demo, refine
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.intervals import FLOOR, Calibration, CalibrationText, Estimate
 from lrp_loo.evaluate.intervals import calibrate, estimate_of, reach_needed, settle_top
-from lrp_loo.evaluate.intervals import text_quantile, token_quantile, top_tokens
+from lrp_loo.evaluate.intervals import token_quantile, top_tokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import Composite
 from lrp_loo.records import Attribution
@@ -71,11 +71,10 @@ def test_the_unit_of_an_error_is_its_size_its_spread_and_a_share_of_all():
 
 
 @pytest.mark.parametrize('confidence', [0.5, 0.9])
-def test_texts_of_one_token_make_both_the_usual_split_conformal(confidence):
+def test_texts_of_one_token_make_it_the_usual_split_conformal(confidence):
     values = np.random.default_rng(0).gamma(1.0, size=99)
     usual = np.sort(values)[math.ceil(100 * confidence) - 1]
-    for quantile in (token_quantile, text_quantile):
-        assert quantile([[v] for v in values], confidence) == usual
+    assert token_quantile([[v] for v in values], confidence) == usual
 
 
 def test_nine_of_ten_tokens_of_other_texts_lie_inside(demo, texts, calibrated):
@@ -119,6 +118,7 @@ def made_calibration(texts, **settings):
         *(('loo', x) for x in ([None], [float('nan')], [1.0, 2.0])),
         *(('spread', [1.0, 2.0]), ('exact', [3])),
         *(('texts', x) for x in ([3], None)),
+        ('settings', None),
         *(('more', 1), ('__record__', 'Nothing'), ('format', 'lrp_loo record 9')),
     ],
     ids=str,

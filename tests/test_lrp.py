@@ -4,6 +4,7 @@
 
 import copy
 import threading
+from functools import partial
 
 import naive_bert
 import pytest
@@ -12,10 +13,14 @@ import transformers
 from close import assert_close
 from conftest import TEXTS, random_bert
 from naive_bert import explain as naive
+from torch import nn
+from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp.table import gamma_rule
+from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
 
 
@@ -84,6 +89,66 @@ def test_an_explicit_eps_is_the_naive_one(tokenizer, eps, monkeypatch):
     R = scores(model, tokenizer, TEXTS[0], eps=eps)
     close(R, naive_of(model, ids, eps=eps)[1], 1e-6)
     assert eps < 1e-1 or (R - R0).abs().max() > 1e-4 * R0.abs().max()
+
+
+norm = partial(F.layer_norm, normalized_shape=(8,))
+# a model of one's own, written with and without operations in place
+IN_PLACE = {
+    'gelu': (lambda h, x: F.gelu(h) + x, lambda h, x: F.gelu(h).add_(x)),
+    'silu': (lambda h, x: F.silu(h) * x, lambda h, x: F.silu(h).mul_(x)),
+    'relu': (lambda h, x: F.relu(h) + x, lambda h, x: h.relu_().add_(x)),
+    'tanh': (lambda h, x: h.tanh() - x, lambda h, x: h.tanh().sub_(x)),
+    'softmax': (lambda h, x: h.softmax(-1) * x, lambda h, x: h.softmax(-1).mul_(x)),
+    'norm': (lambda h, x: norm(h) + x, lambda h, x: norm(h).add_(x)),
+    'linear': (lambda h, x: h / 2 + x, lambda h, x: h.div_(2).add_(x)),
+}
+UNDER_RULES = [('attn_lrp', {}), ('attn_lrp', dict(eps=1e-3)), ('cp_lrp', {})]
+UNDER_RULES += [('grad_x_input', {}), ('ig', dict(n_steps=3))]
+
+
+class Written(nn.ModuleList):
+    def __init__(self, operation):
+        torch.manual_seed(0)
+        super().__init__([nn.Embedding(200, 8), *(nn.Linear(8, 8) for _ in range(3))])
+        self.operation, self.get_input_embeddings = operation, lambda: self[0]
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self[0](input_ids)
+        return self[3](self.operation(self[1](x), self[2](x)).mean(1))
+
+
+@pytest.mark.parametrize('method, options', UNDER_RULES)
+@pytest.mark.parametrize('operation', IN_PLACE)
+def test_an_operation_in_place_counts_as_its_twin(
+    operation, method, options, tokenizer
+):
+    enc = dict(input_ids=torch.arange(5, 17)[None])
+    plain, in_place = (
+        METHODS[method](Written(f).eval(), tokenizer, [enc], 1, **options).scores
+        for f in IN_PLACE[operation]
+    )
+    close(in_place, plain, 1e-5)
+
+
+CONVOLUTIONS = [('conv2d', dict(stride=2, padding=1)), ('conv2d', dict(bias=False))]
+CONVOLUTIONS += [('conv1d', dict(dilation=2, groups=2, padding='same'))]
+
+
+@pytest.mark.parametrize('name, options', CONVOLUTIONS)
+def test_the_gamma_rule_of_a_convolution_is_that_of_its_matrix(name, options):
+    torch.manual_seed(0)
+    conv = getattr(nn, f'Conv{name[4:]}')(4, 6, 3, **options).double()
+    x = torch.randn(1, 4, *[7] * int(name[4])).double()
+    with torch.no_grad():
+        bias = conv(torch.zeros_like(x))
+        W = conv(torch.eye(x.numel()).double().view(-1, *x.shape[1:])) - bias
+    x.requires_grad_()
+    layer = (conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation)
+    by_matrix = gamma_rule()(F.linear, x.flatten(1), W.flatten(1).T, bias.flatten())
+    found = gamma_rule()(getattr(F, name), x, *layer, conv.groups)
+    close(found.flatten(), by_matrix.flatten(), 1e-9)
+    grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, by_matrix)]
+    close(*grads, 1e-6)
 
 
 @pytest.mark.parametrize('text', TEXTS)

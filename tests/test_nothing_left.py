@@ -25,7 +25,7 @@ from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import watch_embeddings
 from lrp_loo.models.loading import demo_base, demo_folder
 from lrp_loo.models.encoding import encode
-from lrp_loo.models.structure import transformer_layers
+from lrp_loo.models.structure import layers_of
 
 
 WORDS = (
@@ -194,7 +194,7 @@ def ended(method, how):
     def call(m, t, x):
         hook = contextlib.nullcontext()
         if how == 'Ctrl-C':
-            hook = transformer_layers(m)[-1].register_forward_pre_hook(stop)
+            hook = layers_of(m).modules[-1].register_forward_pre_hook(stop)
         with hook, pytest.raises((RuntimeError, KeyboardInterrupt), match=how):
             explain(m, t, x, method, ENDS[how])
 

@@ -69,6 +69,19 @@ def test_exact_pairs_are_four_masked_passes_and_estimates_symmetric(
     assert int(torch.isclose(estimates, pairs, atol=1e-9).sum()) >= 9 + 2 * 9
 
 
+def test_tokens_of_exact_pairs_are_replaced(demo):
+    (p,) = explain_pairs(*demo, TEXT, 'exact', target=1, removal='mask_token')
+    ids = demo[1](TEXT, return_tensors='pt')['input_ids'].repeat(4, 1)
+    for row, gone in zip(ids, ([], [2], [5], [2, 5])):
+        row[gone] = demo[1].mask_token_id
+    with torch.no_grad():
+        f = demo[0](ids).logits[:, 1]
+    expected = float(f[0] - f[1] - f[2] + f[3])
+    assert float(p.scores[2, 5]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    with pytest.raises(ValueError, match="take method='exact'"):
+        explain_pairs(*demo, TEXT, removal='delete')
+
+
 def test_the_estimate_follows_the_exact_pairs(demo):
     exact, estimated = (
         explain_pairs(*demo, TEXT, method, target=1)[0]

@@ -21,10 +21,8 @@ from transformers import (
 )
 
 from lrp_loo import explain
-from lrp_loo.lrp.composite import gradient
 from lrp_loo.models.loading import demo_base
-from lrp_loo.models.parts import Parts
-from lrp_loo.estimate.parts import PartsOfText
+from lrp_loo.models.parts import Parts, locate_parts
 
 TOKENIZER = AutoTokenizer.from_pretrained(demo_base())
 SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=4)
@@ -228,4 +226,4 @@ def test_a_model_of_two_stacks_is_refused():
     both = dict(input_ids=torch.tensor([[3, 4, 5]]))
     both |= dict(decoder_input_ids=torch.tensor([[0]]))
     with pytest.raises(ValueError, match='does not have 2 transformer layers'):
-        PartsOfText(t5, both, 0, Parts([['0.0']]), gradient())
+        locate_parts(t5, both)

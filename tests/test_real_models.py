@@ -194,8 +194,8 @@ def test_loo_of_smollm2_is_the_naive_one(smollm2):
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
     "Nothing is unpacked yet."
-    monkeypatch.setenv('LRP_LOO_CACHE', str(tmp_path / 'cache'))
-    return tmp_path / 'cache'
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    return tmp_path / 'lrp_loo'
 
 
 def no_package(name):

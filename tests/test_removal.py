@@ -20,7 +20,7 @@ from lrp_loo.inputs.units import Units
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.engines import read_whole
-from lrp_loo.loo.removals import input_positions, key_weights
+from lrp_loo.loo.removals import EncodedText, key_weights
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.table import fused_attention
 from lrp_loo.lrp.composite import gradient
@@ -70,7 +70,7 @@ def test_mask_derivative_and_one_estimate_of_both_implementations(family, task):
                 finite_difference(model, inputs, readout, j), rel=1e-2, abs=1e-3
             ), attention
         scores = removal_scores(model, None, [inputs]).scores
-        assert scores.shape == (1, input_positions(model, inputs))
+        assert scores.shape == (1, EncodedText(model, inputs).n_positions)
         assert torch.isfinite(scores).all()
         estimates.append(scores)
     # eager attention takes its softmax in single precision
@@ -90,14 +90,14 @@ def mask_derivative(model, inputs):
         value = readout(out)
     logits = [w.Z for w in rules.attention]
     columns = [g.sum((0, 1, 2)) for g in torch.autograd.grad(value.sum(), logits)]
-    return sum(columns)[-input_positions(model, inputs) :], readout
+    return sum(columns)[-EncodedText(model, inputs).n_positions :], readout
 
 
 def finite_difference(model, inputs, readout, j, step=1e-2):
     "∂f/∂log m_j, one-sided and of second order: weights stay at most 1."
     f = []
     for h in (0.0, step, 2 * step):
-        m = torch.ones(1, input_positions(model, inputs), dtype=torch.double)
+        m = torch.ones(1, EncodedText(model, inputs).n_positions, dtype=torch.double)
         m[0, j] = math.exp(-h)
         with torch.no_grad(), key_weights(m):
             f.append(float(readout(forward(model, inputs))))
@@ -303,7 +303,7 @@ def made_again_and_recorded(model, inputs, **options):
 def test_maps_are_made_again_as_they_were(family, task, monkeypatch):
     model = random_model(family, task, 'sdpa')
     inputs = random_inputs(model)
-    n = input_positions(model, inputs)
+    n = EncodedText(model, inputs).n_positions
     at = torch.linspace(0.5, 1, n, dtype=torch.double)[None]
     for at_once in (1, 2**18):  # one head at a time, then all
         monkeypatch.setattr('lrp_loo.estimate.one_pass.AT_ONCE', at_once)

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 from conftest import TEXTS, shallow_demo
-from families import FAMILIES, family_tasks, random_inputs, random_model
+from families import random_inputs, random_model
 
 from lrp_loo import explain
 from lrp_loo.estimate import RecomputedRows, nearest_rows, removal_rows_scores
@@ -15,7 +15,7 @@ from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import text_units
 from lrp_loo.loo import many_loo
 from lrp_loo.loo.engines import read_whole
-from lrp_loo.loo.states import DECODERS, StoredText
+from lrp_loo.loo.states import StoredText
 from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
 
@@ -83,31 +83,6 @@ def test_all_rows_are_exact_loo(shallow):
     # and so as a method
     found = removal_rows_scores(model, tokenizer, [enc], n_rows=99)
     assert close(found.scores[0], loo.scores)
-
-
-def package_of(family, task):
-    return FAMILIES[family].model_class(task).__module__.split('.')[2]
-
-
-LISTED = [
-    (family, task)
-    for family, task in family_tasks()
-    if package_of(family, task) in DECODERS and FAMILIES[family].fused
-]
-
-
-@pytest.mark.parametrize(('family', 'task'), LISTED)
-def test_all_rows_of_every_listed_decoder(family, task):
-    model = random_model(family, task, 'sdpa')
-    enc = random_inputs(model)
-    (loo,) = many_loo(model, [enc])
-    try:
-        found = by_all_rows(model, enc)
-    except ValueError as e:
-        # a window, say: what may not be dropped is refused by name
-        assert type(model).__name__ in str(e)
-        return
-    assert close(found, loo.scores, 1e-6)
 
 
 # ---- some rows: the stock model, in which hooks put the others back

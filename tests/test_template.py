@@ -1,5 +1,6 @@
 """What a template adds is not what is asked about: marks, r, curves, views, files, refusals."""
 
+import copy
 import json
 
 import pytest
@@ -131,21 +132,74 @@ def test_views_and_files_leave_the_template_out(encoder, tmp_path):
     assert load(tmp_path / 'a.json').is_content.equal(a.is_content)
 
 
-def test_a_chat_is_a_template(decoder, monkeypatch):
+# names of roles are words of the contents; white space is stripped; the system's
+# message stands in the last user's
+CHATS = [
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    '{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}',
+    "{{ bos_token }}be kind {% for m in messages %}{{ m['role'] }}: {{ m['content']|trim"
+    ' }} end {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}',
+    "{{ bos_token }}{% for m in messages[1:] %}[{{ m['role'] }}] {{ m['content'] }} [/"
+    "{{ messages[0]['content'] if loop.first }}] {% endfor %}",
+]
+TURNS = [
+    dict(role='system', content='a user'),
+    dict(role='user', content=' is the user: slow? '),
+    dict(role='assistant', content='assistant says it is'),
+]
+
+
+def letters(text):
+    return sorted(text.replace(' ', ''))
+
+
+@pytest.mark.parametrize('n_turns', [2, 3])
+@pytest.mark.parametrize('chat', CHATS)
+@pytest.mark.parametrize('demo', ['reviews', 'reviews-sst2'])
+def test_a_chat_is_read_as_its_tokenizer_formats_it(demo, chat, n_turns):
+    model, tokenizer = load_demo(demo)
+    tokenizer.chat_template = chat
+    turns, how = TURNS[:n_turns], {}
+    if demo == 'reviews':  # an answer that is begun is continued
+        how = {['add_generation_prompt', 'continue_final_message'][n_turns - 2]: True}
+    ids = tokenizer.apply_chat_template(turns, return_tensors='pt', **how)['input_ids']
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0]
+    logits = logits[-1] if demo == 'reviews' else logits
+    film = turns[1]['content']
+    asking = [turns[0], dict(role='user', content='{text}'), *turns[2:]]
+    a, _ = explain(model, tokenizer, [turns, turns[:2]], 'loo')
+    (inside,) = explain(model, tokenizer, film, 'loo', template=asking)
+    (spans,) = explain(model, tokenizer, turns, 'loo', units=[(8, 12), (14, 18)])
+    for one in (a, inside, spans):
+        assert one.input_ids.tolist() == ids[0].tolist()
+        assert one.logit == pytest.approx(float(logits[one.target]), abs=1e-5)
+    assert tokenizer.decode(ids[0][inside.is_content]).split() == film.split()
+    contents = ''.join(turn['content'] for turn in turns)
+    assert letters(tokenizer.decode(ids[0][a.is_content])) == letters(contents)
+    assert spans.tokens == ['user', 'slow']
+    slow = a.scores[a.tokens.index('Ġslow')]
+    torch.testing.assert_close(spans.scores[1], slow, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'chat, content, refusal',
+    [
+        (None, 'fine', 'no chat template'),
+        ('hello', 'fine', 'leaves out the content'),
+        ("{{ messages[0]['content'] * 2 }}", 'fine', 'repeats'),
+        ("{{ messages[0]['content'] | upper }}", 'fine', 'changes'),
+        ("{{ raise_exception('no such role') }}", 'fine', 'no such role'),
+        (CHATS[0], [dict(type='image', url='a')], "model's processor"),
+        (CHATS[0], ' ', 'chat is empty'),
+    ],
+)
+def test_a_chat_that_hides_its_contents_is_refused(decoder, chat, content, refusal):
     model, tokenizer = decoder
-    said = [dict(role='user', content='Is this good? {text} Say so.')]
-    monkeypatch.setattr(tokenizer, 'chat_template', None)
-    with pytest.raises(ValueError, match='no chat template'):
-        explain(model, tokenizer, FILM, template=said)
-    chat = "{% for m in messages %}you: {{ m['content'] }} me:{% endfor %}"
-    monkeypatch.setattr(tokenizer, 'chat_template', chat)
-    (a,) = explain(model, tokenizer, FILM, template=said)
-    assert a.info['template'] == 'you: Is this good? {text} Say so. me:'
-    (alone,) = explain(model, tokenizer, FILM)
-    assert len(content(a)) == len(content(alone))
-    monkeypatch.setattr(tokenizer, 'chat_template', 'hello')
-    with pytest.raises(ValueError, match='0 times'):
-        explain(model, tokenizer, FILM, template=said)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = chat
+    with pytest.raises((TypeError, ValueError), match=refusal):
+        explain(model, tokenizer, [dict(role='user', content=content)])
 
 
 ONE = dict(template='{text}')

@@ -1,11 +1,14 @@
 """Two towers: each number against the encoder's own two calls."""
 
+import copy
+
 import pytest
 from close import assert_close
 import torch
 from torch.nn import functional as F
 from encoder_decoders import widened
 from families import SIZES
+from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
 from lrp_loo import explain, explain_pairs
@@ -36,7 +39,10 @@ def by_hand(towers, enc, keep):
     for part in (slice(0, n), slice(n, None)):
         mask = keep[:, part].long()
         ids = enc['input_ids'][:, part].expand(len(mask), -1)
-        h = towers.inside(input_ids=ids, attention_mask=mask).last_hidden_state
+        types = torch.zeros_like(ids)
+        types[:, [0, -1]] = 1
+        inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=types)
+        h = towers.inside(**inputs).last_hidden_state
         ends.append((h, mask))
     (a, of_a), (b, of_b) = ends
     if towers.pooling == 'cls':
@@ -53,7 +59,12 @@ def by_hand(towers, enc, keep):
 
 @pytest.fixture(scope='module')
 def tokenizer(demo):
-    return demo[1]
+    "A tokenizer whose special tokens have a type of their own, as XLNet's have."
+    typed = copy.deepcopy(demo[1])
+    ids = [(name, typed.convert_tokens_to_ids(name)) for name in ('[CLS]', '[SEP]')]
+    single = dict(single='[CLS]:1 $A:0 [SEP]:1', special_tokens=ids)
+    typed.backend_tokenizer.post_processor = TemplateProcessing(**single)
+    return typed
 
 
 @pytest.fixture(params=POOLINGS)

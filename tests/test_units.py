@@ -3,6 +3,7 @@
 import unicodedata
 
 import pytest
+import torch
 
 from lrp_loo import attribute_context, explain, load_demo
 from lrp_loo.inputs.units import text_spans
@@ -94,3 +95,20 @@ def test_words_that_share_a_token_are_one_unit():
     a = attribute_context(*demo, context, ' good', units='word')
     assert ''.join(a.tokens) == context.replace(' ', '')
     assert '",' in a.tokens
+
+
+def test_a_span_holds_the_tokens_of_its_characters_alone():
+    "White space before it only if the span holds it, or if one token holds both."
+    model, tokenizer = load_demo('reviews')
+    text = 'A slow start.\nBut the\tending is good'
+    spans = {(22, 28): ['e', 'nding'], (21, 28): ['ĉ', 'e', 'nding']}
+    spans |= {(14, 17): ['B', 'ut'], (32, 36): ['Ġgood'], (31, 36): ['Ġgood']}
+    ids = tokenizer(text, return_tensors='pt').input_ids
+    names = tokenizer.convert_ids_to_tokens(ids[0])
+    for span, tokens in spans.items():
+        (a,) = explain(model, tokenizer, text, 'loo', units=[span])
+        mask = torch.tensor([[int(name not in tokens) for name in names]])
+        assert int((1 - mask).sum()) == len(tokens)
+        with torch.no_grad():
+            without = model(ids, attention_mask=mask).logits[0, -1, a.target]
+        assert a.scores.item() == pytest.approx(a.logit - float(without), abs=1e-4)

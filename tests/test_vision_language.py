@@ -7,13 +7,16 @@ from close import assert_close
 import torch
 import transformers as t
 from encoder_decoders import encoder_decoder
-from with_images import BESIDE, IMAGE, IN_TEXT, WITH_IMAGES, qwen2_vl
+from with_images import BESIDE, IMAGE, IN_TEXT, VISION, WITH_IMAGES, qwen2_vl, siglip2
 
 from lrp_loo import attn_lrp, cp_lrp, explain
 from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp.conservation import conservation
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.objects import unwrap
+
+
+SEPARATE = BESIDE | dict(siglip2=siglip2)
 
 
 def tokenizer_of(names=50):
@@ -40,7 +43,7 @@ def made():
     @cache
     def make(name):
         torch.manual_seed(0)
-        model, enc = WITH_IMAGES[name]()
+        model, enc = (WITH_IMAGES | SEPARATE)[name]()
         return model.eval(), enc, tokenizer_of()
 
     return make
@@ -78,6 +81,9 @@ def without(model, enc, i):
         mask = torch.ones_like(enc['input_ids'])
         mask[0, i] = 0
         return float(model(**enc, attention_mask=mask).logits_per_image)
+    if 'spatial_shapes' in enc:  # its image takes a mask, and has no patches 6 and 7
+        mask = (torch.arange(8)[None] != i - n).long() * enc['pixel_attention_mask']
+        return float(model(**enc | dict(pixel_attention_mask=mask)).logits_per_image)
     text = enc['input_ids']
     features = model.get_text_features(text)
     features = getattr(features, 'pooler_output', features)
@@ -89,17 +95,18 @@ def without(model, enc, i):
     return float(image @ features.T * scale + bias)
 
 
-@pytest.mark.parametrize('name', BESIDE)
+@pytest.mark.parametrize('name', SEPARATE)
 def test_loo_of_a_pair_is_that_of_direct_calls(made, name):
     model, enc, tokenizer = made(name)
     a = explain(model, tokenizer, [enc], 'loo')[0]
     with torch.no_grad():
         assert_close(a.logit, float(model(**enc).logits_per_image))
-    assert a.tokens[6:] == ['0,0', '0,1', '1,0', '1,1']
+    grid = (2, 3) if name == 'siglip2' else (2, 2)
+    assert a.tokens[6:] == [f'{i},{j}' for i in range(2) for j in range(grid[1])]
     (image,) = a.info['images']
-    assert (image['start'], image['n'], image['grid']) == (6, 4, (2, 2))
+    assert (image['start'], image['n'], image['grid']) == (6, len(a) - 6, grid)
     assert not a.is_special[6:].any()
-    for i in range(10):
+    for i in range(len(a)):
         expected = a.logit - without(model, enc, i)
         assert_close(a.scores[i], expected, scale=abs(a.logit))
     for method in ('grad_x_input', 'attn_lrp', 'removal', 'auto', 'ig'):
@@ -114,7 +121,7 @@ def test_loo_of_a_pair_is_that_of_direct_calls(made, name):
 def test_rules_lose_nothing_of_a_pair(made, name, rules):
     # SigLIP's image is pooled by a query that is a parameter
     torch.manual_seed(0)
-    double = WITH_IMAGES[name]()[0].eval().double()
+    double = BESIDE[name]()[0].eval().double()
     model, tokenizer = unwrap(double, tokenizer_of())
     enc = encode(model, tokenizer, made(name)[1])
     enc = {k: v.double() if v.is_floating_point() else v for k, v in enc.items()}
@@ -125,15 +132,23 @@ def test_rules_lose_nothing_of_a_pair(made, name, rules):
 # --- a sound that stays, and what was said of it
 
 
-@pytest.fixture(scope='module')
-def whisper():
-    model = encoder_decoder('WhisperForConditionalGeneration', std=0.2)
-    return model, torch.randn(8, 20)
+@pytest.fixture(scope='module', params=['Whisper', 'Speech2Text'])
+def sound_model(request):
+    "A model, what its feature extractor returns, and the model's own arguments."
+    model = encoder_decoder(f'{request.param}ForConditionalGeneration', std=0.2)
+    torch.manual_seed(0)
+    sound = torch.randn(8, 20)
+    if request.param == 'Whisper':
+        return model, sound, dict(input_features=sound[None])
+    # the last frames are padding
+    mask = torch.tensor([[1] * 10 + [0] * 10])
+    padded = dict(input_features=sound.T[None], attention_mask=mask)
+    return model, padded, padded
 
 
 @pytest.mark.parametrize('method', ['loo', 'auto', 'attn_lrp', 'removal', 'ig'])
-def test_what_was_said_of_a_sound_is_explained(whisper, method):
-    model, sound = whisper
+def test_what_was_said_of_a_sound_is_explained(sound_model, method):
+    model, sound, own = sound_model
     tokenizer = tokenizer_of()
     (a,) = explain(model, tokenizer, [(sound, 'w7 w8 w9')], method, target=5)
     ids = torch.tensor([[1, 7, 8, 9]])
@@ -141,7 +156,7 @@ def test_what_was_said_of_a_sound_is_explained(whisper, method):
     @torch.no_grad()
     def by_hand(mask):
         given = dict(decoder_input_ids=ids, decoder_attention_mask=mask)
-        out = model(input_features=sound[None], **given)
+        out = model(**own, **given)
         return float(out.logits[0, -1, 5])
 
     assert a.tokens == ['w1', 'w7', 'w8', 'w9']
@@ -155,13 +170,15 @@ def test_what_was_said_of_a_sound_is_explained(whisper, method):
             assert_close(a.scores[j], whole - by_hand(mask), scale=abs(whole))
 
 
-def test_a_sound_is_given_as_features(whisper):
-    model, sound = whisper
-    tokenizer = tokenizer_of()
+def test_a_sound_is_given_as_features(sound_model):
+    model, sound, own = sound_model
+    tokenizer, features = tokenizer_of(), own['input_features']
     with pytest.raises(TypeError, match='reads a sound'):
         explain(model, tokenizer, ['w7 w8'], 'loo')
     with pytest.raises(ValueError, match='of one sound'):
-        explain(model, tokenizer, [(sound[None].repeat(2, 1, 1), 'w7')], 'loo')
+        explain(model, tokenizer, [(features.repeat(2, 1, 1), 'w7')], 'loo')
+    with pytest.raises(ValueError, match='got input_features, labels'):
+        explain(model, tokenizer, [(dict(input_features=features, labels=1), 'w7')])
     with pytest.raises(ValueError, match='takes 12'):
         explain(model, tokenizer, [(sound, 'w7 ' * 12)], 'loo')
 
@@ -175,6 +192,23 @@ def test_a_sound_frame_by_frame_is_refused():
 
 
 # --- what cannot be right
+
+
+@pytest.mark.parametrize(
+    'name', ['TimesformerForVideo', 'VideoMAEForVideo', 'ViTForImage']
+)
+@pytest.mark.parametrize('method', ['loo', 'auto', 'attn_lrp', 'removal', 'ig'])
+def test_a_video_and_an_option_are_refused_by_every_method(name, method):
+    kind = getattr(t, f'{name}Classification')
+    config = kind.config_class(**VISION, num_frames=2)
+    enc = dict(pixel_values=torch.randn(1, 2, 3, 16, 16))
+    message = 'frames of a video.*one by one'
+    if name == 'ViTForImage':
+        enc = dict(pixel_values=torch.randn(1, 3, 24, 32))
+        enc, message = enc | dict(interpolate_pos_encoding=True), 'pos_encoding = True'
+    for reader, image in ((None, enc), (lambda **_: enc, torch.zeros(3, 16, 16))):
+        with pytest.raises(ValueError, match=message):
+            explain(kind(config).eval(), reader, [image], method)
 
 
 class Pair:

@@ -5,9 +5,9 @@ import copy
 import pytest
 from tokenizers.processors import TemplateProcessing
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
-from lrp_loo import attribute_context, explain
-from lrp_loo import explain_generation, load_demo
+from lrp_loo import attribute_context, explain_generation, load_demo
 from lrp_loo.models.encoding import encode
 from lrp_loo.tasks.context import prompt_ids
 
@@ -18,6 +18,10 @@ CHAT = (
 SAID = [dict(role='user', content='A slow film. The cast is fine.')]
 ANSWER = ' good'
 CONTEXT = 'A slow film. The cast is fine. Nobody laughed.'
+torch.manual_seed(0)
+T5 = T5ForConditionalGeneration(
+    T5Config(vocab_size=30522, d_model=64, num_layers=2, decoder_start_token_id=0)
+).eval()
 
 
 @pytest.fixture(scope='module')
@@ -93,22 +97,6 @@ def test_encode_with_an_end(ending):
     assert ids[-1] == end != prompt_ids(tokenizer, 'fine.')[-1]
 
 
-@pytest.mark.parametrize('method', ['loo', 'attn_lrp'])
-def test_explain(reviews, method):
-    model, tokenizer = reviews
-    text = written(tokenizer)
-    (a,) = explain(model, tokenizer, text, method)
-    ids = once(tokenizer, text)
-    assert a.input_ids.tolist() == ids
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
-    assert a.logit == pytest.approx(float(logits[a.target]), rel=1e-4)
-    first = a.to_frame().iloc[0]
-    assert text[first.start : first.end] == tokenizer.bos_token
-    (words,) = explain(model, tokenizer, text, method, units='word')
-    assert 'user' in words.tokens and 'laughed' not in words.tokens
-
-
 @pytest.mark.parametrize('of', ['reviews', 'ending'])
 @pytest.mark.parametrize('units', ['token', 'word'])
 def test_explain_generation(request, of, units):
@@ -124,16 +112,48 @@ def test_explain_generation(request, of, units):
             assert steps[-1].input_ids.tolist() == whole[:-1]
 
 
-@pytest.mark.parametrize('of', ['reviews', 'ending'])
+@pytest.mark.parametrize('of', ['plain', 'chat', 'ending', 'T5'])
 def test_attribute_context(request, of):
-    model, tokenizer = request.getfixturevalue(of)
-    template = tokenizer.bos_token + 'user: {context}\n{question}\nIt was'
-    question = 'How was the film?'
-    asked = (CONTEXT, ANSWER, question)
-    a = attribute_context(model, tokenizer, *asked, template=template)
-    text = template.format(context=CONTEXT, question=question)
-    own = tokenizer(ANSWER, add_special_tokens=False)['input_ids']
-    whole = once(tokenizer, text) + own
-    wanted = log_prob(model, whole, len(own))
-    assert a.logit == pytest.approx(wanted, rel=1e-4)
-    assert a.tokens == ['A slow film.', 'The cast is fine.', 'Nobody laughed.']
+    "Hidden by hand: each sentence of what the model reads; as spans of a message, too."
+    model, tokenizer = request.getfixturevalue(of if of == 'ending' else 'reviews')
+    question, own = 'How was the film?', ANSWER.strip()
+    text, how = f'{CONTEXT}\n\n{question}', {}
+    if of == 'T5':
+        model, tokenizer = T5, load_demo('sst2')[1]
+        text += '\n'
+    elif of == 'chat':
+        turns = [dict(role='user', content=text)]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    else:
+        text = tokenizer.bos_token + f'user: {text}\nIt was'
+        how = dict(template=text.replace(CONTEXT, '{context}'))
+        how['template'] = how['template'].replace(question, '{question}')
+    a = attribute_context(model, tokenizer, CONTEXT, own, question, 'loo', **how)
+    sentences = ['A slow film.', 'The cast is fine.', 'Nobody laughed.']
+    assert a.tokens == sentences and a.info['chat'] == (of == 'chat')
+    enc = tokenizer(text, add_special_tokens=of == 'T5', return_offsets_mapping=True)
+    answer = tokenizer(own, add_special_tokens=False)['input_ids']
+    ids = enc['input_ids'] + (answer if of != 'T5' else [])
+    inputs = dict(input_ids=torch.tensor([ids]))
+    if of == 'T5':
+        inputs |= dict(decoder_input_ids=torch.tensor([[0, *answer]]))
+    start = text.index(CONTEXT)
+
+    def log_p(sentence=None):
+        mask = torch.ones_like(inputs['input_ids'])
+        if sentence is not None:
+            first = start + CONTEXT.index(sentence)
+            for i, (_, b) in enumerate(enc['offset_mapping']):
+                mask[0, i] = not first < b <= first + len(sentence)
+        with torch.no_grad():
+            rows = model(**inputs, attention_mask=mask).logits[0].log_softmax(-1)
+        return rows[-len(answer) - 1 : -1].gather(1, torch.tensor([answer]).T).sum()
+
+    expected = torch.stack([log_p() - log_p(sentence) for sentence in sentences])
+    torch.testing.assert_close(a.scores, expected, rtol=1e-3, atol=1e-4)
+    if of == 'chat':
+        spans = [(0, 12), (13, 30), (31, 46)]
+        g = explain_generation(model, tokenizer, turns, own, 'loo', units=spans)
+        torch.testing.assert_close(
+            g.scores[:, :3].sum(0), expected, rtol=1e-3, atol=1e-4
+        )

@@ -17,14 +17,17 @@ from typer import Argument, Option
 
 import lrp_loo.cli.options as opt
 from ..core.arguments import UsageError
+from ..core.tools import printable
 
 if TYPE_CHECKING:
     from lrp_loo.records import Attribution
 
 # %% ../../nbs/lib/cli_commands.ipynb #912296ef
 def use_colours() -> bool:
-    "Return True if stdout is a terminal and NO_COLOR is unset."
-    return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
+    "Return True for a terminal with colours; NO_COLOR, then FORCE_COLOR decide first."
+    if os.environ.get('NO_COLOR') or os.environ.get('FORCE_COLOR'):
+        return not os.environ.get('NO_COLOR')
+    return sys.stdout.isatty() and os.environ.get('TERM') != 'dumb'
 
 
 def summary_line(a: 'Attribution') -> str:
@@ -59,30 +62,24 @@ def print_maps(
                 for low, high in zip(a.low.tolist(), a.high.tolist())
             ]
         for token, score, bound in zip(a.tokens, a.scores.tolist(), bounds):
-            print(f"{score:+.4f}{bound}\t{token}")
+            print(f"{score:+.4f}{bound}\t{printable(token)}")
 
 # %% ../../nbs/lib/cli_commands.ipynb #a38d2b0c
 TEXTS_AT_ONCE = 16  # texts that are explained together, and then printed
 
 
-def _arguments(method, passes=None):
+def _arguments(method):
     "Return the arguments of `explain` that belong to one method."
     from lrp_loo.methods.table import METHODS
 
-    result = dict(method=method)
-    if method == 'auto' and passes is not None:
-        result['passes'] = passes or None
-    if METHODS[method].is_reference:
-        result['progress'] = True
-    return result
+    progress = dict(progress=True) if METHODS[method].is_reference else {}
+    return dict(method=method) | progress
 
 
 def _explain_texts(model, tokenizer, texts, arguments, as_json):
-    "Explain and print texts, some at a time; return the first method's maps."
+    "Explain and print texts, some at a time; yield the first method's maps."
     from lrp_loo.methods import explain
-    from lrp_loo.records import Attributions
 
-    first_maps = Attributions([])
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         part = texts[start : start + TEXTS_AT_ONCE]
         by_method = [explain(model, tokenizer, part, **own) for own in arguments]
@@ -94,29 +91,21 @@ def _explain_texts(model, tokenizer, texts, arguments, as_json):
                 print(f'text {index}')
                 print_maps(maps)
         sys.stdout.flush()
-        first_maps += by_method[0]
-    return first_maps
+        yield from by_method[0]
 
 
-def _page(model, tokenizer, text, methods, **options):
-    "Return the page to play with; it opens with the first method."
-    from lrp_loo.reports.page import PAGE_METHODS, explain_page
-
-    names = list(dict.fromkeys([*methods, *PAGE_METHODS]))
-    return explain_page(model, tokenizer, text, names, **options)
-
-
-def _check_explained(text, data, pair, methods, passes, has_output):
+def _check_explained(text, data, pair, methods, has_output):
     "Raise UsageError unless there is one TEXT or --data, and options fit it."
     if (text is None) == (data is None):
         raise UsageError(
             "give a TEXT (- reads it from standard input), or --data FILE for each"
             f" text of a file{'' if text is None else ', not both'}"
         )
-    if passes is not None and 'auto' not in methods:
-        raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
     if data is not None and pair is not None:
-        raise UsageError("--pair goes with one TEXT; explain a file's pairs in Python")
+        raise UsageError(
+            "--pair goes with one TEXT; name the two columns of a file's pairs,"
+            " such as --column query,doc"
+        )
     if data is not None and len(methods) > 1 and has_output:
         raise UsageError(
             "--out and --html take one --method of many texts, got"
@@ -157,33 +146,45 @@ def explain(
     lrp_loo explain - --model FOLDER --html out.html < review.txt
     lrp_loo explain --data reviews.csv --column text --json > rows.jsonl
     """
-    _check_explained(text, data, pair, method, passes, out or html)
+    _check_explained(text, data, pair, method, out or html)
+    of_auto = opt.passes_option(method, passes)
     opt.check_output(html, out)
-    options = dict(target=target, units=units, truncation=truncation)
-    options['template'] = template
+    options = dict(units=units, truncation=truncation, template=template)
     if calibration is not None:
         from lrp_loo.records.base import load
 
         options['calibration'] = load(calibration)
-    arguments = [_arguments(m, passes) | options for m in method]
-    if data is not None:
-        texts = opt.read_texts(data, column, split, limit, seed, name)
-        texts = [text for _, text in sorted(zip(texts.rows, texts.texts))]
-        loaded, tokenizer, _ = opt.load_model(model, name)
-        maps = _explain_texts(loaded, tokenizer, texts, arguments, json)
-        opt.write_output(maps, html, out)
-        return
-    from lrp_loo.methods import explain
-    from lrp_loo.records import Comparison
-
-    text = opt.read_text(text)
+    if data is None:
+        text = opt.read_text(text)
+        texts = [text if pair is None else (text, pair)]
+    else:
+        read = opt.read_texts(data, column, split, limit, seed, name)
+        texts = [text for _, text in sorted(zip(read.rows, read.texts))]
     loaded, tokenizer, _ = opt.load_model(model, name)
-    whole = text if pair is None else (text, pair)
-    maps = [a for own in arguments for a in explain(loaded, tokenizer, [whole], **own)]
+    from lrp_loo.methods import explain
+    from lrp_loo.records import Attributions, Comparison
+
+    options['target'] = target = opt.resolve_target(loaded, target)
+    arguments = [
+        _arguments(m) | options | (of_auto if m == 'auto' else {}) for m in method
+    ]
+    if data is not None:
+        maps = Attributions([])
+        try:
+            for a in _explain_texts(loaded, tokenizer, texts, arguments, json):
+                maps.append(a)
+        finally:  # what is finished is kept, whatever ends the command
+            if maps:
+                opt.write_output(maps, html, out)
+        return
+    maps = [a for own in arguments for a in explain(loaded, tokenizer, texts, **own)]
     page = None
     if html and not (passes is not None or pair or template or calibration):
+        from lrp_loo.reports.page import PAGE_METHODS, explain_page
+
+        names = list(dict.fromkeys([*method, *PAGE_METHODS]))
         options = dict(target=target, truncation=truncation)
-        page = _page(loaded, tokenizer, text, method, **options)
+        page = explain_page(loaded, tokenizer, text, names, **options)
     # nothing is written before everything is computed
     record = maps[0] if len(maps) == 1 else Comparison(maps)
     opt.write_output(record, html, out, page)
@@ -203,7 +204,7 @@ def _print_comparison(maps):
         print(line)
     print('\t'.join([*names, 'token']))
     for token, *scores in zip(maps[0].tokens, *(a.scores.tolist() for a in maps)):
-        print('\t'.join([*(f'{score:+.4f}' for score in scores), token]))
+        print('\t'.join([*(f'{score:+.4f}' for score in scores), printable(token)]))
 
 
 OTHER_MODEL = 'a second name or folder, beside --model'
@@ -246,6 +247,7 @@ def compare(
     for loaded, tokenizer, _ in [opt.load_model(m, name) for m in models]:
         for own in map(_arguments, methods):
             for each in targets:
+                each = opt.resolve_target(loaded, each)
                 options = own | dict(target=each, units=units)
                 maps += explain(loaded, tokenizer, [text], **options)
     opt.write_output(Comparison(maps), html, out)
@@ -274,11 +276,10 @@ def pairs(
     """
     opt.check_output(html, out)
     text = opt.read_text(text)
-    from lrp_loo.records.display import printable
     from lrp_loo.tasks.pairs import explain_pairs
 
     loaded, tokenizer, _ = opt.load_model(model, name)
-    options = dict(target=target, units=units)
+    options = dict(target=opt.resolve_target(loaded, target), units=units)
     (result,) = explain_pairs(loaded, tokenizer, text, method, **options)
     opt.write_output(result, html, out)
     if json:
@@ -308,12 +309,12 @@ def context(
     \b
     lrp_loo context - 'I laughed.' --question 'How was it?' < review.txt
     """
+    options = opt.passes_option([method], passes)
     opt.check_output(html, out)
     text = opt.read_text(text)
     from lrp_loo.tasks.context import attribute_context
 
     loaded, tokenizer, _ = opt.load_model(model, name, 'next token')
-    options = {} if passes is None else dict(passes=passes or None)
     given = (text, answer, question, method, units)
     result = attribute_context(loaded, tokenizer, *given, **options)
     opt.write_output(result, html, out)

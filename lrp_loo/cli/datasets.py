@@ -45,6 +45,7 @@ def audit(
     opt.check_output(html, out, ['.json'])
     from lrp_loo.evaluate.audit import audit as run_audit
     from lrp_loo.evaluate.results import Results
+    from lrp_loo.evaluate.verdict import verdict
     from lrp_loo.models.structure import describe_model
 
     texts = opt.read_texts(data, column, split, limit, seed, name)
@@ -58,6 +59,8 @@ def audit(
         results = Results(out, config, fresh)
         settings['results'] = results
         table = run_audit(loaded, tokenizer, texts.texts, list(method), **settings)
+    if table.verdict:
+        table.attrs['verdict'] = verdict(results.rows, label)
     numbers = table.drop(columns='n')
     results.summary = dict(table=numbers.T.to_dict()) | table.attrs
     results.save()
@@ -69,11 +72,11 @@ def audit(
         opt.print_json(about | results.summary)
         return
     print(opt.describe_texts(texts, label))
-    print(numbers.drop(columns='refused', errors='ignore').round(3).to_string())
-    print('\n'.join([*table.below, '', table.verdict]))
+    opt.print_table(numbers.drop(columns='refused', errors='ignore'))
+    opt.print_lines(*table.below, '', table.verdict)
 
 # %% ../../nbs/lib/cli_datasets.ipynb #b07d0f2f
-CONFIDENCE = 0.9  # of the intervals that `calibrate` prints
+CONFIDENCE = 0.9  # of the intervals whose reach `calibrate` reports
 
 
 def calibrate(
@@ -97,29 +100,26 @@ def calibrate(
     lrp_loo calibrate --data reviews.csv --method removal --out removal.json
     lrp_loo explain 'a slow, warm film' --calibration removal.json
     """
+    options = opt.passes_option([method], passes)
     opt.check_output(None, out, ['.json'])
     from lrp_loo.evaluate.intervals import calibrate as run_calibration
 
     texts = opt.read_texts(data, column, split, limit, seed, name)
     loaded, tokenizer, label = opt.load_model(model, name)
-    options = {} if passes is None else dict(passes=passes)
+    target = opt.resolve_target(loaded, target)
     given = (loaded, tokenizer, texts.texts, method, target)
     result = run_calibration(*given, truncation=truncation, **options)
     opt.write_output(result, None, out)
-    width = None
-    with contextlib.suppress(ValueError):  # too few texts
-        width = result.quantile(CONFIDENCE)
     if json:
         about = dict(data=texts.info, model=label, n=len(result), copies=result.copies)
         about |= dict(method=result.settings['method'])
-        opt.print_json(about | dict(confidence=CONFIDENCE, reach=width))
+        about |= dict(confidence=CONFIDENCE, reach=None)
+        with contextlib.suppress(ValueError):  # too few texts
+            about['reach'] = result.quantile(CONFIDENCE)
+        opt.print_json(about)
         return
     print(opt.describe_texts(texts, label))
-    print(
-        f"{result.settings['method'][0]}: half the width of an interval that covers a"
-        f" token at {CONFIDENCE:.0%}, as a multiple of a text's error scale:"
-        f" {'too few texts' if width is None else f'{width:.2f}'}"
-    )
+    print(result)
 
 # %% ../../nbs/lib/cli_datasets.ipynb #ce8c79d5
 TOP_WORDS = 20  # words that are printed of each class
@@ -153,6 +153,7 @@ def summarize(
     texts = opt.read_texts(data, column, split, limit, seed, name)
     loaded, tokenizer, label = opt.load_model(model, name)
     options = dict(min_count=min_count, truncation=truncation)
+    target = opt.resolve_target(loaded, target)
     given = (loaded, tokenizer, texts.texts, method, target)
     summary = summarize_texts(*given, **options)
     opt.write_output(summary, html, out)
@@ -164,14 +165,13 @@ def summarize(
         return
     print(opt.describe_texts(texts, label))
     print(
-        f"words by mean effect on the {summary.number} of a class ({summary.title}),"
-        f" with 95 % intervals{summary.copies_note}"
+        f"words by mean effect on the {summary.number} of a class, with 95 % intervals:"
+        f" {summary.headline}"
     )
-    number_format = dict(index=False, float_format='{:+.3f}'.format, na_rep='')
     for name, words in summary.top(TOP_WORDS).items():
-        print(f'\n{name}, {summary.n_texts(name)} texts')
-        columns = ['word', 'mean', 'low', 'high', 'texts', 'count']
-        print(words[columns].to_string(**number_format))
+        opt.print_lines('', f'{name}, {summary.n_texts(name)} texts')
+        columns = ['mean', 'low', 'high', 'texts', 'count']
+        opt.print_table(words.set_index('word')[columns])
 
 # %% ../../nbs/lib/cli_datasets.ipynb #4aab862f
 def sweep(
@@ -217,8 +217,9 @@ def sweep(
         opt.print_json(about | dict(table=table.T.to_dict(), below=table.below))
         return
     print(f'{opt.describe_texts(texts, model)}: agreement with exact LOO')
-    print('\n'.join([table.round(3).to_string(), *table.below]))
-    print(f"rows: {out}/*.parquet   record: {out}/sweep.json")
+    opt.print_table(table)
+    record = f'rows: {out}/*.parquet   record: {out}/sweep.json'
+    opt.print_lines(*table.below, record)
 
 # %% ../../nbs/lib/cli_datasets.ipynb #9bd9210a
 DATA = "embedded, hub or a folder with sst2, imdb and mnist in the hub's layout"

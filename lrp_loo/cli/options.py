@@ -6,12 +6,13 @@
 __all__ = ['NAMES', 'PASSES', 'TARGET', 'TEMPLATE', 'DEMO', 'DATA', 'LIMIT', 'OUT', 'Text', 'Method', 'Methods', 'Passes',
            'Target', 'Units', 'Template', 'Truncation', 'Model', 'Name', 'Data', 'Column', 'Split', 'Limit', 'Seed',
            'Fresh', 'Json', 'Html', 'Out', 'OUT_SUFFIXES', 'parse_methods', 'parse_method', 'parse_template',
-           'load_model', 'read_text', 'read_texts', 'describe_texts', 'check_folder', 'check_output', 'write_output',
-           'print_json', 'report_rows']
+           'load_model', 'resolve_target', 'passes_option', 'read_text', 'read_texts', 'describe_texts', 'check_folder',
+           'check_output', 'write_output', 'print_json', 'print_lines', 'print_table', 'report_rows']
 
 # %% ../../nbs/lib/cli_options.ipynb #02a04fa1
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
@@ -23,8 +24,10 @@ from typer import Argument, BadParameter, Option
 
 from ..core.arguments import UsageError
 from ..core.arguments import MethodName
+from ..core.tools import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from lrp_loo.data import TextData
@@ -60,7 +63,10 @@ def parse_template(value: str) -> str:
 # %% ../../nbs/lib/cli_options.ipynb #3a3885d6
 NAMES = ', '.join(get_args(MethodName))
 PASSES = 'for auto: forward passes over the text (default: 16; 0: exact)'
-TARGET = "a class's index or label, or a token"
+TARGET = (
+    "a class's label or index, or a token's text; two with a comma: their difference"
+    ' (a str in Python, where an int is an index or id)'
+)
 TEMPLATE = r'text around {text} that gets no score (\n: line break)'
 DEMO = 'demo model; with --data hub or FOLDER also the data set: sst2 or imdb'
 DATA = (
@@ -86,7 +92,9 @@ Truncation = Annotated[bool, Option('--truncation', help='cut texts that are too
 Model = Annotated[str, Option(help='demo, paper, or a name or folder')]
 Name = Annotated[str | None, Option(help=DEMO)]
 Data = Annotated[str | None, Option(help=DATA)]
-Column = Annotated[str | None, Option(help='column of the texts')]
+Column = Annotated[
+    str | None, Option(help='column of the texts; two with a comma: pairs')
+]
 Split = Annotated[str | None, Option(help='split of a data set')]
 Limit = Annotated[int, Option(min=0, help=LIMIT)]
 Seed = Annotated[int, Option(min=0, help='random seed for drawing texts')]
@@ -116,9 +124,49 @@ def load_model(
     return loaded, tokenizer, label
 
 
+def resolve_target(
+    model: 'PreTrainedModel',
+    target: str | None,  # --target
+) -> str | tuple[str, str] | None:
+    "Return the target as Python takes it: two labels or tokens are a pair."
+    from lrp_loo.inputs.call import class_names, has_vocabulary
+
+    names = (target or '').split(',')
+    is_pair = len(names) == 2 and all(map(str.strip, names))
+    if not is_pair or target in class_names(model).values():
+        return target
+    # a space is part of a token, and not of a label
+    first, second = names if has_vocabulary(model) else map(str.strip, names)
+    return first, second
+
+
+def passes_option(
+    methods: Collection[str],
+    passes: int | None,  # --passes
+) -> dict[str, int | None]:
+    "Return the option `passes` of auto, or {}; raise UsageError without auto."
+    if passes is None:
+        return {}
+    if 'auto' not in methods:
+        raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
+    return dict(passes=passes or None)
+
+
 def read_text(text: str) -> str:
     "Return a text, or standard input for -."
-    return sys.stdin.read() if text == '-' else text
+    return _read_stdin() if text == '-' else text
+
+
+def _read_stdin():
+    "Return standard input; raise ValueError unless it is text, and not too much."
+    from lrp_loo.core.files import check_amount, max_mb
+
+    try:
+        text = sys.stdin.read(int(max_mb() * 1_000_000) + 1)
+    except UnicodeError as e:
+        raise ValueError(f"standard input is not {e.encoding}: {e}") from None
+    check_amount('standard input', len(text), 'or more characters')
+    return text
 
 
 def read_texts(
@@ -133,12 +181,14 @@ def read_texts(
     import lrp_loo.data as sources
 
     data_set = 'imdb' if (name or '').endswith('imdb') else 'sst2'
+    if ',' in (column or ''):
+        column = tuple(map(str.strip, column.split(',')))
     options = dict(column=column, split=split, limit=limit or None, seed=seed)
     if data != '-':
         return sources.read_texts(data, data_set, **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'standard input.txt')
-        path.write_text(sys.stdin.read(), encoding='utf-8')
+        path.write_text(_read_stdin(), encoding='utf-8')
         return sources.read_texts(path, data_set, **options)
 
 
@@ -148,7 +198,7 @@ def describe_texts(
 ) -> str:
     "Return one line: which model on how many texts."
     info = data.info
-    return (
+    return printable(
         f"{label} on {len(data)} of {info['n_split']} texts of {info['name']}"
         f" ({info['source']}, {info['split']})"
     )
@@ -212,16 +262,31 @@ def write_output(
     elif html:
         record.save(html)
     for path in filter(None, (out, html)):
-        print(f'written: {path}', file=sys.stderr)
+        print(printable(f'written: {path}'), file=sys.stderr)
 
 
 def print_json(
     value: Any,  # dicts, lists, numbers, strings
 ) -> None:
-    "Print a value as one JSON line, not ASCII-escaped; NaN becomes null."
+    "Print a value as one JSON line; NaN becomes null, control characters are escaped."
     from lrp_loo.records.base import plain
 
-    print(dumps(plain(value), ensure_ascii=False))
+    is_utf = (sys.stdout.encoding or 'utf-8').lower().startswith('utf')
+    text = dumps(plain(value), ensure_ascii=not is_utf)
+    print(''.join(c if c.isprintable() else dumps(c)[1:-1] for c in text))
+
+
+def print_lines(*lines: str) -> None:
+    "Print lines with a mark in place of each control character."
+    print('\n'.join(map(printable, lines)))
+
+
+def print_table(table: 'pd.DataFrame') -> None:
+    "Print all rows of a table, and the columns that fit into the terminal."
+    from lrp_loo.records.base import WIDTH, table_text
+
+    width = shutil.get_terminal_size((WIDTH, 0)).columns
+    print(table_text(table, width, len(table)))
 
 
 @contextlib.contextmanager
@@ -237,5 +302,5 @@ def report_rows(
             if out
             else 'nothing is kept (--out FILE.json keeps each row as it finishes)'
         )
-        print(f'\n{finished};', end=' ', file=sys.stderr)
+        print(f'\n{printable(finished)};', end=' ', file=sys.stderr)
         raise

@@ -108,14 +108,9 @@ class Hook:
         self.owner = owner
         self.function = function
 
-    @property
-    def is_active(self) -> bool:
-        "Return True if the hook reacts to calls in this thread."
-        owner = self.owner
-        return owner.is_open and owner.thread == threading.get_ident()
-
     def __call__(self, *args: Any) -> Any:
-        if self.is_active:
+        owner = self.owner
+        if owner.is_open and owner.thread == threading.get_ident():
             return self.function(*args)
 
 

@@ -22,7 +22,6 @@ from ..loo.removals import EncodedText
 from lrp_loo.loo.states import (
     PER_TOKEN,
     StoredText,
-    changed_rows,
     is_causal,
     rows_read,
     why_no_states,
@@ -206,13 +205,6 @@ class RecomputedRows:
                 f" {reason}; take method='removal' or 'loo'"
             )
         self.causal = is_causal(model)
-
-    def changed_by(
-        self,
-        members: torch.Tensor,  # (n, T) bool: the tokens of each unit
-    ) -> torch.Tensor:  # (n, T) bool
-        "Return the mask of the rows that change, without the removed tokens' rows."
-        return changed_rows(~members, self.read, self.causal)
 
     def effects(
         self,

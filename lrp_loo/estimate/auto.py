@@ -5,16 +5,14 @@
 # %% ../../nbs/lib/estimate_auto.ipynb #f282ef99
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..core.arguments import Tokenizer, whole_number
-from ..core.tensors import one_text
+from ..core.tensors import one_text, pad_batch
 from lrp_loo.estimate import (
     SPREAD_TO_ERROR,
-    RecomputedRows,
     content_units,
     expected_r,
     removal_rows_scores,
@@ -27,14 +25,8 @@ from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
 from ..loo.checks import check_hidden
-from ..loo.engines import WholeText, read_whole, subset_values
-from lrp_loo.loo.removals import (
-    EncodedText,
-    Removal,
-    as_removal,
-    fill_id,
-    input_positions,
-)
+from ..loo.engines import WholeText, read_variants, read_whole
+from ..loo.removals import EncodedText, Removal, as_removal, fill_id
 from lrp_loo.loo.states import (
     StoredText,
     changed_rows,
@@ -46,7 +38,8 @@ from ..models.encoding import attended_tokens
 from ..models.structure import device_of, n_layers
 
 # %% auto #0
-__all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'affordable', 'PartialEstimate', 'auto_scores']
+__all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'affordable', 'PartialEstimate', 'begin_estimates', 'add_exact',
+           'auto_scores']
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000004
 PASSES = 16  # default budget, in forward passes over the text
@@ -56,7 +49,7 @@ def _unit_members(model, enc, units):
     "Return the tokens (patches) of each unit, (n_units, T) bool."
     if units is not None:
         return tokens_of_units(units)
-    return torch.eye(input_positions(model, enc), dtype=torch.bool)
+    return torch.eye(EncodedText(model, enc).n_positions, dtype=torch.bool)
 
 
 def exact_passes(
@@ -99,88 +92,36 @@ class PartialEstimate:
     "LOO of one text's units, exact for some and estimated for the others."
 
     whole: WholeText
-    content: torch.Tensor  # (n_units,) bool: units that may become exact
+    content: torch.Tensor  # (n_units,) bool: units that become exact first
     members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
     exact_passes: float  # cost of exact LOO of every unit
-    rows: RecomputedRows | None  # None: rows cannot be recomputed alone
+    cost: torch.Tensor  # (n_units,) forward passes that exact LOO of each takes
     scores: torch.Tensor  # (n_units,)
     spread: torch.Tensor  # (n_units,) s_j, 0 for exact LOO
     exact: torch.Tensor  # (n_units,) bool
     passes: float  # forward passes spent so far
-
-    @classmethod
-    def begin(
-        cls,
-        model: torch.nn.Module,
-        tokenizer: Tokenizer,
-        enc: dict[str, torch.Tensor],
-        target: OneTarget,  # see `as_target`
-        units: Units | None,
-        content: torch.Tensor | None,  # (T,) bool: tokens that may become exact
-        exact_passes: float,
-    ) -> PartialEstimate:
-        "Return the estimate that one gradient pass gives."
-        members = _unit_members(model, enc, units)
-        is_content = content_units(tokenizer, enc, units, len(members))
-        if content is not None:
-            is_content &= content_entries(content, units)
-        device = device_of(model)
-        is_content = is_content.to(device)
-        terms = removal_pass(model, enc, target, [units], by_row=True)
-        whole = WholeText(model, enc, None, terms.readout)
-        whole.value = terms.values
-        return cls(
-            whole,
-            is_content,
-            members.to(device),
-            exact_passes,
-            rows=_rows(whole, StoredText(model, enc, terms.states)),
-            scores=terms.terms[0].sum(0),
-            spread=terms.spread[0].pow(2).sum(0).sqrt(),
-            exact=torch.zeros_like(is_content),
-            passes=GRADIENT_PASS,
-        )
-
-    def cost(self) -> torch.Tensor:
-        "Return the forward passes that exact LOO of each unit takes, (n_units,)."
-        members = self.members
-        if self.rows is None:
-            return torch.ones(len(members))
-        return self.rows.changed_by(members).sum(1).cpu() / members.shape[1]
 
     def more(
         self,
         passes: float,  # forward passes over the text
     ) -> PartialEstimate:  # a new estimate; this one is unchanged
         "Compute exact LOO of as many units as fit, the largest s_j² per pass first."
-        estimate = self._with_rows()
-        passes -= estimate.passes - self.passes
-        cost = estimate.cost()
-        candidates = estimate.content & ~estimate.exact
-        chosen, spent = affordable(estimate.spread, cost, passes, candidates.cpu())
-        return estimate._with_exact(chosen, spent) if chosen else self
+        model, enc, stored, spent = self.whole.model, self.whole.enc, None, 0
+        if (self.cost < 1).any():  # a decoder: its keys and values are read again
+            _, stored = read_whole(model, enc, self.whole.readout, stores_states=True)
+            spent = 1
+        estimate = replace(self, passes=self.passes + spent)
+        (resumed,) = add_exact([estimate], passes - spent, stored)
+        return self if resumed is estimate else resumed
 
-    def _with_rows(self):
-        "Return the estimate with its rows, which a stored estimate does not hold."
-        model, enc = self.whole.model, self.whole.enc
-        if self.rows is not None or not is_causal(model) or why_no_states(model):
-            return self
-        _, stored = read_whole(model, enc, self.whole.readout, stores_states=True)
-        rows = _rows(self.whole, stored)
-        return (
-            self if rows is None else replace(self, rows=rows, passes=self.passes + 1)
-        )
-
-    @torch.no_grad()
-    def _with_exact(self, units, passes):
+    def with_loo(
+        self,
+        units: list[int],
+        loo: torch.Tensor,  # (n,) of these units
+        passes: float,  # forward passes that it took
+    ) -> PartialEstimate:
+        "Return the estimate with exact LOO of these units."
         indices = torch.tensor(units, device=self.spread.device)
-        members, loo = self.members[indices], None
-        if self.rows is not None:
-            # a model with another structure computes its variants in full
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                loo = self.rows.effects(self.rows.changed_by(members), members)
-        if loo is None:
-            loo = self.whole.value - subset_values(self.whole, ~members)
         return replace(
             self,
             scores=self.scores.index_copy(0, indices, loo.to(self.scores)),
@@ -200,17 +141,82 @@ class PartialEstimate:
             spread=spread.tolist(),
             expected_r=expected_r(self.scores.cpu(), spread, self.content.cpu(), c),
         )
-        without_rows = replace(self, rows=None)  # keys and values are large
         readout, value = self.whole.readout, self.whole.value
-        return Scores(
-            self.scores[None], value, readout, info, partial_estimates=[without_rows]
+        return Scores(self.scores[None], value, readout, info, partial_estimates=[self])
+
+
+def begin_estimates(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts that can share a batch
+    target: OneTarget,  # see `as_target`
+    units: list[Units | None],
+    content: list[torch.Tensor | None],  # (T,) bool: tokens that may become exact
+    exact_passes: list[float],
+) -> tuple[list[PartialEstimate], StoredText | None]:
+    """Return the estimate of each text that one gradient pass gives, and the keys and
+    values of a decoder, which that pass computed.
+    """
+    batch = pad_batch(tokenizer, encs)
+    terms = removal_pass(model, batch, target, units, by_row=True)
+    stored = StoredText(model, batch, terms.states)
+    has_states = 'input_ids' in batch and is_causal(model) and not why_no_states(model)
+    stored = stored if has_states and stored.is_complete else None
+    scores, spread = terms.terms.sum(1), terms.spread.pow(2).sum(1).sqrt()
+    estimates = []
+    for i, enc in enumerate(encs):
+        members = _unit_members(model, enc, units[i])
+        is_content = content_units(tokenizer, enc, units[i], len(members))
+        if content[i] is not None:
+            is_content &= content_entries(content[i], units[i])
+        whole = WholeText(model, enc, None, terms.readout.of_text(i))
+        whole.value = terms.values[i : i + 1]
+        cost = torch.ones(len(members))
+        read = None if stored is None else rows_read(model, enc, whole.readout)
+        if read is not None and attended_tokens(enc) is None:
+            cost = changed_rows(~members, read, True).sum(1) / members.shape[1]
+        device, n = scores.device, len(members)
+        is_content = is_content.to(device)
+        estimate = PartialEstimate(
+            whole,
+            is_content,
+            members.to(device),
+            exact_passes[i],
+            cost=cost,
+            scores=scores[i, :n],
+            spread=spread[i, :n],
+            exact=torch.zeros_like(is_content),
+            passes=GRADIENT_PASS,
         )
+        estimates.append(estimate)
+    return estimates, stored
 
 
-def _rows(whole, stored):
-    "Return the rows that can be recomputed, or None."
-    with contextlib.suppress(ValueError):
-        return RecomputedRows(whole, stored)
+def add_exact(
+    estimates: list[PartialEstimate],
+    passes: float,  # forward passes over each text
+    stored: StoredText | None,  # keys and values of these texts, in order
+) -> list[PartialEstimate]:  # the same estimate where nothing fits
+    "Compute exact LOO of as many units as fit, the largest s_j² per pass first."
+    chosen = {}
+    for i, e in enumerate(estimates):
+        candidates = e.content & ~e.exact
+        if not candidates.any():  # special and template tokens are the last
+            candidates = ~e.exact
+        units, spent = affordable(e.spread, e.cost, passes, candidates.cpu())
+        if units:
+            chosen[i] = units, spent
+    if not chosen:
+        return estimates
+    wholes = [estimates[i].whole for i in chosen]
+    keeps = [~estimates[i].members[units] for i, (units, _) in chosen.items()]
+    if stored is not None:
+        stored = stored.of_texts(list(chosen))
+    results = list(estimates)
+    for i, result in zip(chosen, read_variants(wholes, keeps, stored)):
+        units, spent = chosen[i]
+        results[i] = results[i].with_loo(units, result.value - result.values, spent)
+    return results
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
 def auto_scores(
@@ -247,44 +253,51 @@ def auto_scores(
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
         loos = many_loo(model, encs, target, removal, fill, unit_numbers)
         for i, loo in zip(exact, loos):
-            scores[i] = _exact_scores(loo, target, costs[i])
-    for i, cost in enumerate(costs):
-        if scores[i] is None:
-            text_arguments = (texts[i], target, units[i], content[i], cost)
-            scores[i] = _estimate(model, tokenizer, passes, removal, *text_arguments)
-    return scores[0] if len(scores) == 1 else Scores.joined(scores)
+            cost = round(costs[i], 2)
+            info = dict(forward_equivalents=cost, exact_passes=cost, exact=True)
+            rows = loo.scores.view(len(loo.scores), -1).T  # one per number
+            scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)
+    rest = [i for i in range(len(costs)) if scores[i] is None]
+    # half precision rounds a padded batch otherwise than each text
+    is_half = getattr(model, 'dtype', torch.float32).itemsize < 4
+    is_half |= torch.is_autocast_enabled(device_of(model).type)
+    for batch in [[i] for i in rest] if is_half else [rest] if rest else []:
+        entries = (texts, units, content, costs)
+        parts = [[each[i] for i in batch] for each in entries]
+        estimated = _estimate(model, tokenizer, passes, removal, target, *parts)
+        for i, of_text in zip(batch, estimated):
+            scores[i] = of_text
+    if len(scores) == 1:
+        return scores[0]
+    joined = Scores.joined(scores)
+    joined.in_one_batch = len(rest) > 1 and not is_half
+    return joined
 
 
-def _exact_scores(loo, target, cost):
-    "Return `Scores` of one text, or of all its generated tokens."
-    cost = round(cost, 2)
-    info = dict(forward_equivalents=cost, exact_passes=cost, exact=True)
-    if isinstance(target, GeneratedReadout):
-        return Scores(loo.scores.T, loo.value[0], target, info)
-    return Scores(loo.scores[None], loo.value, loo.readout, info)
-
-
-def _estimate(model, tokenizer, passes, removal, enc, target, units, content, cost):
-    "Return `Scores` of one text whose exact LOO costs more than `passes`."
-    advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
+def _estimate(model, tokenizer, passes, removal, target, encs, units, content, costs):
+    "Return `Scores` of each text whose exact LOO costs more than `passes`."
+    advice = f"exact LOO takes {max(costs):.0f} passes: take passes=None"
     if not as_removal(removal).by_mask:
         raise ValueError(f"no estimate of LOO by {removal!r} is known; {advice}")
     if isinstance(target, GeneratedReadout):
-        return _estimate_generated(model, tokenizer, passes, enc, target, units, cost)
+        arguments = (encs[0], target, units[0], costs[0])
+        return [_estimate_generated(model, tokenizer, passes, *arguments)]
     if passes < GRADIENT_PASS:
         raise ValueError(
             f"passes={passes} is less than the cheapest estimate takes,"
             f" {GRADIENT_PASS}: a gradient pass; {advice}"
         )
     try:
-        estimate = PartialEstimate.begin(
-            model, tokenizer, enc, target, units, content, cost
-        )
-        check_hidden(EncodedText(model, enc), target, as_keys=True)
+        arguments = (encs, target, units, content, costs)
+        estimates, stored = begin_estimates(model, tokenizer, *arguments)
+        for enc in encs:
+            check_hidden(EncodedText(model, enc), target, as_keys=True)
     except ValueError as e:
-        read_whole(model, enc, target)  # an error of exact LOO has its own message
+        # an error of exact LOO has its own message
+        read_whole(model, encs[0], target)
         raise ValueError(f"{e}; {advice}") from e
-    return estimate.more(passes - estimate.passes).as_scores()
+    estimates = add_exact(estimates, passes - GRADIENT_PASS, stored)
+    return [estimate.as_scores() for estimate in estimates]
 
 
 def _estimate_generated(model, tokenizer, passes, enc, target, units, cost):

@@ -113,13 +113,10 @@ class _AttentionWithoutMaps(Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, factor, receive):
+    def forward(ctx, q, k, v, bias, call, receive):
         ctx.save_for_backward(q, k, v, bias)
-        ctx.factor, ctx.receive = factor, receive
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        for heads, call in _split_heads(AttentionCall(q, k, v, bias, scale=factor)):
-            out[:, heads] = call.weights() @ call.value
-        return out
+        ctx.factor, ctx.receive = call.factor, receive
+        return call.compute()  # other kernels round differently in half precision
 
     @staticmethod
     @once_differentiable
@@ -166,12 +163,7 @@ class _FusedCalls:
         self.queries.append(q)
         self.states.append((fused.key.detach(), fused.value.detach()))
         out = _AttentionWithoutMaps.apply(
-            q,
-            fused.keys,
-            fused.values,
-            bias,
-            fused.factor,
-            partial(self.receive, index),
+            q, fused.keys, fused.values, bias, fused, partial(self.receive, index)
         )
         return out, 'maps in the backward pass'
 
@@ -347,6 +339,11 @@ class _Pass:
         ):
             out = forward(self.model, self.batch)
         weights = [w.A for w in rules.attention]
+        if any(A._version for A in weights):
+            raise ValueError(
+                f"{type(self.model).__name__} changes its attention weights in place,"
+                " so `removal` does not see those of its softmax; take method='loo'"
+            )
         if weights:
             self.positions = dict(enumerate(w.positions for w in rules.attention))
         rules.attention.clear()  # the recorded logits are not needed any more

@@ -6,36 +6,30 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..core.arguments import whole_number
+from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.tensors import repeated
 from ..core.hooks import forward_hooks, undo_on_exit
-from ..core.arguments import Tokenizer
 from .auto import PASSES, affordable
 from .one_pass import GRADIENT_PASS
 from ..inputs.scores import Scores, as_readout, text_by_text
 from ..inputs.targets import OneTarget
+from ..loo.states import rows_in_pass
 from ..lrp import lrp_rules
-from ..lrp.composite import Composite, attn_lrp, cp_lrp, gradient
+from ..lrp.composite import gradient
+from ..lrp.report import gradients
 from ..models.call import check_finite, forward, watch_embeddings
 from ..models.encoding import TOKEN_BUDGET
-from ..models.parts import Parts, resolve_parts, without_parts
-from ..models.structure import transformer_layers
+from ..models.parts import Parts, without_parts
 
 # %% auto #0
 __all__ = ['PART_METHODS', 'first_layers', 'PartsOfText', 'part_scores']
 
 # %% ../../nbs/lib/estimate_parts.ipynb #00000005
-def _with_locations(model, enc, parts):
-    "Return the parts with their locations in this model."
-    if parts.places and parts.places.layers == transformer_layers(model):
-        return parts
-    return resolve_parts(model, [enc], parts)
-
-
 def _layer_of(places, name):
     return places.switches(name)[0][0]
 
@@ -60,62 +54,53 @@ class PartsOfText:
         model: torch.nn.Module,
         enc: dict[str, torch.Tensor],  # one encoded text or image
         target: OneTarget,  # see `as_target`
-        parts: Parts,
-        composite: Composite | None = None,  # rules; None: no backward pass
+        parts: Parts,  # with their locations
+        needs_gradients: bool = False,  # False: no backward pass
     ) -> None:
-        "Run the pass; raise ValueError if the model lacks a part."
-        parts = _with_locations(model, enc, parts)
         self.model, self.enc = model, enc
         self.places, self.groups = parts.places, parts.groups
         self.calls = {}  # layer → args, kwargs, output
-        self.tensors = {}  # (layer, kind) → the tensor that is set to zero
+        # (layer, kind) → the tensor that is set to zero, or the layer's output ('state')
+        self.tensors = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(composite is not None))
-            if composite is not None:
+            stack.enter_context(torch.set_grad_enabled(needs_gradients))
+            if needs_gradients:
                 stack.enter_context(watch_embeddings(model))
-                stack.enter_context(lrp_rules(model, composite))
+                stack.enter_context(lrp_rules(model, gradient()))
             with forward_hooks(list(self._hooks())):
                 out = forward(model, enc)
         self.readout = as_readout(target, out, enc)
-        with torch.set_grad_enabled(composite is not None):
+        with torch.set_grad_enabled(needs_gradients):
             value = self.readout(out)
         check_finite(value)
         self.value = value.detach()  # (1,) f(x)
-        if composite is None:
+        if not needs_gradients:
             return
         # gradients at every recorded tensor; zero if f does not use it
-        states = {(i, 'state'): self.state(i) for i in self.calls}
-        tensors = self.tensors | states
-        tensors = {k: x for k, x in tensors.items() if x.requires_grad}
-        grads = torch.autograd.grad(
-            value.sum(), list(tensors.values()), allow_unused=True
-        )
+        tensors = {k: x for k, x in self.tensors.items() if x.requires_grad}
         self.gradients = {
             k: torch.zeros_like(x) if g is None else g
-            for (k, x), g in zip(tensors.items(), grads)
+            for (k, x), g in zip(tensors.items(), gradients(value, [*tensors.values()]))
         }
 
     def _hooks(self):
         "Yield the hooks of each layer for `forward_hooks`."
-        for i, layer in enumerate(self.places.layers):
+        places = self.places
+        for i, layer in enumerate(places.layers):
+            yield layer, None, partial(self._record, i, 'state')
+            yield places.projections[i], None, partial(self._record, i, 'attention')
+            yield (
+                places.feed_forwards[i],
+                None,
+                partial(self._record, i, 'feed_forward'),
+            )
 
-            def record_call(m, args, kwargs, out, i=i):
-                self.calls[i] = args, kwargs, out
-
-            def record_attention(m, args, kwargs, out, i=i):
-                self.tensors[i, 'head'] = args[0]
-                self.tensors[i, 'attention'] = out
-
-            def record_feed_forward(m, args, kwargs, out, i=i):
-                self.tensors[i, 'feed_forward'] = out
-
-            yield layer, None, record_call
-            yield self.places.projections[i], None, record_attention
-            yield self.places.feed_forwards[i], None, record_feed_forward
-
-    def state(self, layer: int) -> torch.Tensor:  # (1, T, d)
-        "Return the output of a layer."
-        return _first_output(self.calls[layer][2])
+    def _record(self, i, kind, module, args, kwargs, out):
+        if kind == 'state':
+            self.calls[i] = args, kwargs, out
+        elif kind == 'attention':
+            self.tensors[i, 'head'] = args[0]
+        self.tensors[i, kind] = _first_output(out)
 
     @torch.no_grad()
     def first_order(self) -> torch.Tensor:  # (n_groups, T)
@@ -134,9 +119,9 @@ class PartsOfText:
         return product.reshape(-1, product.shape[-1]).sum(-1)
 
     @torch.no_grad()
-    def through_layer(self) -> torch.Tensor:  # (n_groups, T)
+    def through_layer(self) -> torch.Tensor:  # (n_groups,)
         "Return the exact change of each group's layer output times its gradient."
-        terms = torch.zeros(len(self.groups), self.state(0).shape[1])
+        scores = torch.zeros(len(self.groups))
         for layer in range(len(self.places.layers)):
             names_in_layer = [
                 [name for name in group if _layer_of(self.places, name) == layer]
@@ -148,14 +133,15 @@ class PartsOfText:
                 inputs = _expand_rows((args, kwargs), len(batch))
                 with without_parts(self.places, [names_in_layer[row] for row in batch]):
                     out = self.places.layers[layer](*inputs[0], **inputs[1])
-                change = self.state(layer) - _first_output(out)
-                term = (change * self.gradients[layer, 'state']).sum(-1)
-                terms[batch] += term.cpu().to(terms)
-        return terms
+                change = self.tensors[layer, 'state'] - _first_output(out)
+                products = change * self.gradients[layer, 'state']
+                scores[batch] += products.flatten(1).sum(1).cpu().to(scores)
+        return scores
 
     def _batches(self, rows):
         "Split rows so that a batch stays within the token budget."
-        size = max(1, TOKEN_BUDGET // self.state(0).shape[1])
+        max_rows = rows_in_pass(self.model, TOKEN_BUDGET)
+        size = max(1, max_rows // self.tensors[0, 'state'].shape[1])
         return [rows[s : s + size] for s in range(0, len(rows), size)]
 
     @torch.no_grad()
@@ -235,29 +221,23 @@ def _loo(model, enc, target, parts):
     return _scores(text, scores.float(), exact=True, forward_equivalents=cost)
 
 
-def _of_rules(make_rules):
-    "Return the method of activations times their gradient under a rule set."
-
-    def method(model, enc, target, parts, **options):
-        text = PartsOfText(model, enc, target, parts, make_rules(**options))
-        terms = text.first_order().sum(-1)
-        return _scores(text, terms, forward_equivalents=GRADIENT_PASS)
-
-    return method
+def _gradient(model, enc, target, parts):
+    text = PartsOfText(model, enc, target, parts, True)
+    terms = text.first_order().sum(-1)
+    return _scores(text, terms, forward_equivalents=GRADIENT_PASS)
 
 
 def _removal(model, enc, target, parts):
-    text = PartsOfText(model, enc, target, parts, gradient())
+    text = PartsOfText(model, enc, target, parts, True)
     layers = sum(len({_layer_of(text.places, n) for n in g}) for g in text.groups)
     cost = round(GRADIENT_PASS + layers / len(text.places.layers), 2)
-    return _scores(text, text.through_layer().sum(-1), forward_equivalents=cost)
+    return _scores(text, text.through_layer(), forward_equivalents=cost)
 
 
 def _auto(model, enc, target, parts, passes=PASSES):
     if passes is None:
         return _loo(model, enc, target, parts)
     whole_number('passes', passes)
-    parts = _with_locations(model, enc, parts)
     n = len(parts.places.layers)
     first = first_layers(parts)
     # the text, one layer as a check, each variant from its first layer on
@@ -270,7 +250,7 @@ def _auto(model, enc, target, parts, passes=PASSES):
             f" {GRADIENT_PASS}: a gradient pass; exact LOO of {len(parts)} parts takes"
             f" {exact_passes:.0f} passes: take passes=None"
         )
-    text = PartsOfText(model, enc, target, parts, gradient())
+    text = PartsOfText(model, enc, target, parts, True)
     terms = text.first_order()
     scores, spread = terms.sum(-1).cpu(), terms.norm(dim=-1).cpu()
     cost = torch.tensor([(n - layer) / n for layer in first])
@@ -287,14 +267,7 @@ def _auto(model, enc, target, parts, passes=PASSES):
     return _scores(text, scores, **info)
 
 
-PART_METHODS = dict(
-    auto=_auto,
-    loo=_loo,
-    removal=_removal,
-    grad_x_input=_of_rules(gradient),
-    attn_lrp=_of_rules(attn_lrp),
-    cp_lrp=_of_rules(cp_lrp),
-)
+PART_METHODS = dict(auto=_auto, loo=_loo, removal=_removal, grad_x_input=_gradient)
 
 
 @text_by_text
@@ -303,14 +276,10 @@ def part_scores(
     tokenizer: Tokenizer,
     enc: dict[str, torch.Tensor],  # an encoded text or image
     target: OneTarget = None,  # see `as_target`; the predicted class by default
-    units: Parts | None = None,  # the parts that are scored
+    units: Parts | None = None,  # the parts that are scored, of `resolve_parts`
     method: str = 'auto',  # one of PART_METHODS
-    **options: Any,  # of the method: passes of auto; bypass_softmax, eps of LRP
+    **options: Any,  # of the method: passes of auto
 ) -> Scores:  # a score per group; info: forward_equivalents
     "Return f(x) − f(x without the part) for each part."
-    if method not in PART_METHODS:
-        raise ValueError(
-            f"method {method!r} is not known for parts of a model; take one of"
-            f" {', '.join(PART_METHODS)}"
-        )
+    one_of('method of parts', method, PART_METHODS)
     return PART_METHODS[method](model, enc, target, units, **options)

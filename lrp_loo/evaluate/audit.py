@@ -13,6 +13,7 @@ import torch
 
 from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import whole_number
+from ..core.files import check_fields, keeps_rows_in
 from ..core.tensors import copies_note, first_of_each, key_of_encoding
 from ..core.tools import progress_bar
 from .faithfulness import completeness_lines, correlations_with_loo
@@ -23,7 +24,7 @@ from .verdict import is_reference, verdict
 from ..inputs.call import CallInputs, group_by_target, mark_content
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
-from ..loo.removals import Removal, default_removal, fill_id
+from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import explain_batch, explain_methods
 from ..methods.table import Refusal, as_methods
 from ..records import Attribution
@@ -52,7 +53,7 @@ def compare_with_loo(
     "Explain texts by exact LOO and by other methods, for the same targets."
     n = len(encs)
     units, content = units or [None] * n, content or [None] * n
-    removal = removal or default_removal(encs[0])
+    removal = as_removal(removal, encs[0])
     loos = explain_batch(model, tokenizer, encs, 'loo', target, units, removal=removal)
     others = {name: m for name, m in methods.items() if not is_reference(*m)}
     maps = {name: [None] * n for name in others}
@@ -142,7 +143,7 @@ def faithfulness_rows(
             " reserved for the exact LOO that the others are compared with; choose"
             " another name"
         )
-    removal = removal or default_removal(encs[0])
+    removal = as_removal(removal, encs[0])
     others = {name: m for name, m in methods.items() if name != 'loo'}
     per_text = dict(refusals=refusals, content=content)
     loos, explained = compare_with_loo(
@@ -248,6 +249,7 @@ def unique_texts(inputs: CallInputs) -> list[int]:
     return first_of_each(keys)
 
 
+@keeps_rows_in('results')
 def audit(
     model: Model,  # a transformers model in eval mode, or a pipeline
     tokenizer: Tokenizer,  # its tokenizer or image processor; None for a pipeline's
@@ -298,6 +300,9 @@ def audit(
             examples = [(unique[k], inputs.encs[unique[k]]) for k in group]
             results.extend(in_batches(examples), run, bar)
     rows = results.rows
+    for k, row in enumerate(rows):  # also those of a file
+        types = dict.fromkeys(methods, dict)
+        check_fields(row.get('methods'), types, f'results.rows[{k}].methods.')
     table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
     table = audit_table(
         table,

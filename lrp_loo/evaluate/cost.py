@@ -14,6 +14,7 @@ import torch
 
 from ..core.arguments import Model, Texts, Tokenizer, fraction
 from ..core.arguments import whole_number
+from ..core.files import keeps_rows_in
 from ..core.tools import progress_bar
 from .audit import unique_texts
 from .verdict import FEWEST_TEXTS
@@ -63,6 +64,7 @@ def _describe_needed(table, wanted, exact):
     )
 
 
+@keeps_rows_in()
 def frontier(
     model: Model,  # see `explain`
     tokenizer: Tokenizer,  # its tokenizer
@@ -102,7 +104,7 @@ def frontier(
             (a,) = explain_batch(*arguments, target, None, content, passes=b)
             seconds = time.perf_counter() - start
             r = agreement(a.scores, loo.scores, ~loo.is_content)
-            numbers[b].append((r, a.passes, a.exact, seconds))
+            numbers[b].append((r, a.passes, a.content_is_exact, seconds))
     rows = {}
     for b, measured in numbers.items():
         r, passes, exact, seconds = np.array(measured, dtype=float).T

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, one_of, whole_number
-from ..core.files import recorded_methods
+from ..core.files import check_fields, keeps_rows_in, recorded_methods
 from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from ..estimate import overwrite_with_loo
@@ -32,11 +32,11 @@ from ..methods.table import as_method
 from ..models.encoding import special_ids
 from ..models.structure import UNRECORDED_OPTIONS, describe_model
 from ..records import Attribution
-from ..records.base import Record, in_lines, plain
+from ..records.base import Record, in_lines, plain, unpack_fields
 
 # %% auto #0
-__all__ = ['FLOOR', 'UNITS', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'text_quantile', 'reach_needed',
-           'settle_top', 'call_settings', 'Calibration', 'calibrate', 'TopTokens', 'top_tokens']
+__all__ = ['FLOOR', 'UNITS', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'reach_needed', 'settle_top',
+           'call_settings', 'Calibration', 'calibrate', 'TopTokens', 'top_tokens']
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000005
 FLOOR = 0.2  # least s_j, as a share of the root mean square of the text's u_j
@@ -93,11 +93,12 @@ class CalibrationText(NamedTuple):
         record: Any,  # what `Calibration.save` wrote
     ) -> CalibrationText:
         "Read a text of a calibration file; raise ValueError for other contents."
-        lists = record['estimate'] | dict(loo=record['loo'])
-        for name, values in lists.items():
-            if not all(type(v) in (int, float) and math.isfinite(v) for v in values):
-                raise ValueError(f"texts[{i}].{name} must be a list of finite numbers")
+        where = f'texts[{i}].'
+        check_fields(record, dict(estimate=dict, loo=list[float]), where)
+        check_fields(record['estimate'], get_type_hints(Estimate), f'{where}estimate.')
         estimate, loo = Estimate(**record['estimate']), record['loo']
+        if not np.isfinite([*estimate.scores, *estimate.spread, *loo]).all():
+            raise ValueError(f"texts[{i}] must hold finite numbers")
         lengths = {len(loo), len(estimate.scores), len(estimate.spread) or len(loo)}
         if len(lengths) > 1 or not set(estimate.exact) <= set(range(len(loo))):
             raise ValueError(
@@ -126,16 +127,6 @@ def token_quantile(
         if total >= confidence - 1e-12:  # tolerance for the rounding of the sum
             return r
     return math.inf
-
-
-def text_quantile(
-    ratios: list[list[float]],  # ρ of the tokens of each text
-    confidence: float,  # 1 − α
-) -> float:  # inf if there are too few texts
-    "Return the ratio that no token of a new text exceeds."
-    largest = sorted(max(text) for text in ratios)
-    k = math.ceil((len(largest) + 1) * confidence - 1e-12)
-    return largest[k - 1] if k <= len(largest) else math.inf
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000013
 def reach_needed(
@@ -221,7 +212,7 @@ class Calibration(Record):
         "Return the quantile of ratios; raise ValueError if there are too few texts."
         # texts whose tokens are all exact have no ratios
         ratios = [ratios for t in self.texts if (ratios := t.ratios())]
-        return self._finite_quantile(token_quantile, ratios, confidence)
+        return self._finite_quantile(ratios, confidence)
 
     def reach(
         self,
@@ -234,12 +225,12 @@ class Calibration(Record):
             for x, loo in self.texts
             if len(loo) > k
         ]
-        return self._finite_quantile(text_quantile, needed, confidence)
+        return self._finite_quantile(needed, confidence)
 
-    def _finite_quantile(self, quantile, ratios, confidence):
+    def _finite_quantile(self, ratios, confidence):
         "Return a quantile; raise ValueError if it is infinite."
         fraction('confidence', confidence)
-        q = quantile(ratios, confidence)
+        q = token_quantile(ratios, confidence)
         if q < math.inf:
             return q
         least = math.ceil(confidence / (1 - confidence) - 1e-9)
@@ -273,6 +264,7 @@ class Calibration(Record):
         confidence: float = 0.9,
     ) -> None:
         "Write the ends of intervals, `low` and `high`, to an explanation's `info`."
+        fraction('confidence', confidence)
         estimate = estimate_of(a)
         scale = estimate.scale
         # an exact explanation needs no quantile
@@ -300,9 +292,11 @@ class Calibration(Record):
 
     @classmethod
     def _unpack(cls, fields):
-        texts = enumerate(fields['texts'])
-        fields['texts'] = [CalibrationText.of_file(i, text) for i, text in texts]
-        return cls(**fields)
+        types = dict(settings=dict, texts=list[dict], copies=int)
+        values = unpack_fields(cls, fields, types)
+        texts = enumerate(values['texts'])
+        values['texts'] = [CalibrationText.of_file(i, text) for i, text in texts]
+        return cls(**values)
 
     def __repr__(self) -> str:
         settings, copies = self.settings, copies_note(self.copies)
@@ -315,6 +309,7 @@ class Calibration(Record):
         return in_lines(f'{line})')
 
 
+@keeps_rows_in()
 def calibrate(
     model: Model,  # see `explain`
     tokenizer: Tokenizer,  # its tokenizer

@@ -5,7 +5,6 @@
 # %% ../../nbs/lib/evaluate_results.ipynb #21155f2b
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections import Counter
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.files import reading, versions, write_text_atomic
+from ..core.files import check_fields, locked, read_content, reading
+from ..core.files import versions, write_text_atomic
 
 # %% auto #0
 __all__ = ['as_json', 'stored_path', 'read_json', 'Results', 'read_results']
@@ -60,9 +60,7 @@ def read_json(
     path: str | os.PathLike,  # see `stored_path`
 ) -> Any:
     "Read a JSON file, compressed by gzip or not."
-    path = stored_path(path)
-    content = path.read_bytes()
-    return json.loads(gzip.decompress(content) if path.suffix == '.gz' else content)
+    return json.loads(read_content(stored_path(path)))
 
 
 class Results:
@@ -80,16 +78,17 @@ class Results:
         self.versions = versions()
         self.rows = []
         self.summary = None
-        if not path:
-            return
-        if stored_path(self.path).exists() and not fresh:
-            self.resume()
-        # temporary files of a run that was killed while it wrote
-        for temporary in self.path.parent.glob(f".{self.path.name}.*.tmp"):
-            temporary.unlink(missing_ok=True)
+        self._state = path and self._state_of_file()
+        if path and stored_path(self.path).exists() and not fresh:
+            self.rows = self._read()['rows']
 
-    def resume(self) -> None:
-        "Read the rows of an interrupted run; raise ValueError for another run's file."
+    def _state_of_file(self):
+        "Return what every write of the file changes; None: there is no file."
+        file = self.path.stat() if self.path.exists() else None
+        return file and (file.st_ino, file.st_mtime_ns, file.st_size)
+
+    def _read(self):
+        "Return the file's content; raise ValueError if another run wrote it."
         stored = read_results(self.path)
         indices = [row.get('i') for row in stored['rows']]
         wrong = [i for i, n in Counter(indices).items() if n > 1 or i is None]
@@ -109,7 +108,18 @@ class Results:
                 f" in {differences}. Choose another output folder,"
                 " or start over (fresh=True, --fresh)."
             )
-        self.rows = stored['rows']
+        return stored
+
+    def _add_rows_of_others(self):
+        "Take over the rows that another process wrote since the file was read."
+        state = self._state_of_file()
+        if state and state != self._state:
+            stored = self._read()
+            theirs = {row['i'] for row in stored['rows']}
+            own = [row for row in self.rows if row['i'] not in theirs]
+            if not own and self.summary is None:
+                self.summary = stored.get('summary')
+            self.rows = stored['rows'] + own
 
     @property
     def done(self) -> set[int]:
@@ -138,13 +148,12 @@ class Results:
         whole, so that a resumed run has the same batches, and the same last digits,
         as an uninterrupted one.
         """
-        done = self.done
         for batch in batches:
             indices = [i for i, *_ in batch]
-            if done.issuperset(indices):
+            if self.done.issuperset(indices):
                 continue
             for i, row in zip(indices, run(batch)):
-                if i in done:
+                if i in self.done:
                     continue
                 self.add(dict(i=i, **row))
                 if bar is not None:
@@ -154,13 +163,16 @@ class Results:
         "Write config, versions, rows and, if there is one, `summary`."
         if not self.path:
             return
-        head = {'config': self.config, 'versions': self.versions}
-        if self.summary is not None:
-            head['summary'] = _rounded(as_json(self.summary))
-        in_order = sorted(self.rows, key=lambda row: row['i'])
-        rows = ',\n'.join('  ' + json.dumps(row) for row in in_order)
-        open_head = json.dumps(head, indent=1).removesuffix('\n}')
-        write_text_atomic(self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n')
+        with locked(self.path):
+            self._add_rows_of_others()
+            head = {'config': self.config, 'versions': self.versions}
+            if self.summary is not None:
+                head['summary'] = _rounded(as_json(self.summary))
+            in_order = sorted(self.rows, key=lambda row: row['i'])
+            rows = ',\n'.join('  ' + json.dumps(row) for row in in_order)
+            open_head = json.dumps(head, indent=1).removesuffix('\n}')
+            write_text_atomic(self.path, f'{open_head},\n "rows": [\n{rows}\n ]\n}}\n')
+            self._state = self._state_of_file()
 
 
 def read_results(
@@ -172,10 +184,16 @@ def read_results(
         raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first")
     with reading(path, 'is not a results file'):
         content = read_json(path)
-        parts = {'config', 'versions', 'rows'}
-        if not isinstance(content, dict) or not parts <= set(content):
-            raise ValueError("it lacks config, versions or rows")
-        rows = content['rows']
-        if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-            raise ValueError("its rows are no list of rows")
+        _check_content(content)
     return content
+
+
+def _check_content(content):
+    "Raise ValueError, with the field, unless `Results` writes such content."
+    check_fields(content, dict(config=dict, versions=dict, rows=list[dict]))
+    check_fields(dict(summary={}) | content, dict(summary=dict))
+    types = dict(i=int)
+    if any('methods' in row for row in content['rows']):
+        types['methods'] = dict[str, dict]
+    for k, row in enumerate(content['rows']):
+        check_fields(dict(i=0) | row, types, f'rows[{k}].')

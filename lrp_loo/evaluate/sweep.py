@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ import torch
 
 from ..core.arguments import Methods, Model, Texts, Tokenizer, one_of
 from ..core.arguments import whole_number
-from ..core.files import reading, recorded_methods, whole_file
+from ..core.files import keeps_rows_in, locked, reading, recorded_methods
+from ..core.files import whole_file
 from ..core.hooks import restores_state, undo_on_exit
 from ..core.tensors import resolve_device
 from ..core.tools import needs, progress_bar
@@ -128,7 +130,7 @@ class BatchWorker:
         indices = str(batch['index'].to_pylist()).encode()
         name = f'{hashlib.sha256(indices).hexdigest()[:16]}.parquet'
         with whole_file(out / name) as tmp:
-            pq.write_table(rows, tmp)
+            pq.write_table(rows, tmp, write_page_checksum=True)
 
     def _row(self, text, name, a, loo):
         "Return a row of SCHEMA for a text and a method, without the index."
@@ -154,17 +156,52 @@ def read_sweep(
     """Read the rows of a sweep. A row that two files hold, because a worker died
     after it wrote one, is returned once.
     """
-    out = Path(out)
-    files = sorted(out.glob('*.parquet'))
-    if not files:
-        raise FileNotFoundError(f"no rows in {out.name!r}: run `lrp_loo sweep` first")
-    key = ['index', 'method']
-    names = columns and list(dict.fromkeys([*key, *columns]))
-    with reading(out, 'is incomplete (run the same sweep again)'):
-        tables = [pq.read_table(f, columns=names, partitioning=None) for f in files]
+    tables = _read_files(Path(out), columns)
+    if not tables:
+        raise FileNotFoundError(
+            f"no rows in {Path(out).name!r}: run `lrp_loo sweep` first"
+        )
+    for path, table in tables.items():
+        if table is None:
+            raise ValueError(f"{path} is incomplete; run the same sweep again")
+    return _join(tables.values())
+
+
+_FILE = r'[0-9a-f]{16}\.parquet'  # the names of a sweep's files
+_KEY = ['index', 'method']
+
+
+def _join(tables):
+    "Return the rows of tables, each once, by text."
     rows = pd.concat([table.to_pandas() for table in tables])
-    rows = rows.drop_duplicates(key).sort_values('index', kind='stable')
+    rows = rows.drop_duplicates(_KEY).sort_values('index', kind='stable')
     return rows.reset_index(drop=True)
+
+
+def _read_files(out, columns):
+    """Return path → table of a sweep's files, None for one that is damaged. Raise an
+    error for one that cannot be read, or that `sweep` did not write.
+    """
+    names = columns and list(dict.fromkeys([*_KEY, *columns]))
+    tables = {}
+    for name in sorted(os.listdir(out) if out.is_dir() else ()):
+        path = out / name
+        if not re.fullmatch(_FILE, name):
+            continue
+        with reading(path, 'was not written by `sweep`'):
+            content = path.read_bytes()
+            table = None
+            with contextlib.suppress(pa.ArrowException, OSError):
+                table = pq.read_table(
+                    pa.BufferReader(content), page_checksum_verification=True
+                )
+            is_written_here = content[:4] in (b'', b'PAR1', bytes(4))
+            if table is not None:
+                is_written_here = table.schema.equals(SCHEMA)
+            if not is_written_here:
+                raise ValueError("choose another output folder")
+        tables[path] = None if table is None else table.select(names or SCHEMA.names)
+    return tables
 
 
 def sweep_table(
@@ -183,31 +220,21 @@ def sweep_table(
     return audit_table(table, [], {}, n_copies)
 
 
-def _finished_files(out):
-    """Return the finished files of a sweep's folder and delete those that a crash
-    left incomplete; raise ValueError for files that `sweep` did not write.
-    """
-    files = list(out.glob('*.parquet'))
-    if files and not (out / 'sweep.json').exists():
+def _check_folder(out):
+    "Raise ValueError for a folder with files that `sweep` did not write."
+    names = os.listdir(out) if out.is_dir() else []
+    if 'sweep.json' not in names and any(f.endswith('.parquet') for f in names):
         raise ValueError(
             f"{out.name!r} holds parquet files and no sweep.json, so `sweep`"
             " did not write it; choose another output folder"
         )
-    for f in files:
-        try:
-            pq.read_metadata(f)  # a parquet file ends with its table of contents
-        except (pa.ArrowInvalid, OSError):
-            f.unlink()
-    for f in out.glob('.*.tmp'):
-        f.unlink()
-    return list(out.glob('*.parquet'))
 
 
-def _missing_indices(out, texts, methods):
+def _missing_indices(out, texts, methods, tables):
     "Return indices of texts without a row; raise ValueError for rows of other texts."
-    if not list(out.glob('*.parquet')):
+    if not tables:
         return list(range(len(texts)))
-    rows = read_sweep(out, ['text_sha256'])
+    rows = _join(tables)
     stored = rows[rows['index'] < len(texts)].drop_duplicates('index')
     pairs = zip(stored['index'], stored.text_sha256)
     differing = [i for i, sha256 in pairs if sha256 != _sha256(texts[i])]
@@ -329,6 +356,7 @@ def _class_index(target):
     return index
 
 
+@keeps_rows_in('out')
 @restores_state
 def sweep(
     # see `explain`; or a name or folder for `load_model`, which engine='ray' needs
@@ -359,7 +387,7 @@ def sweep(
     out = Path(out).expanduser().resolve()
     is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
     _check_run(texts, is_loaded, batch_size, engine, workers)
-    finished = _finished_files(out)
+    _check_folder(out)
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
@@ -379,26 +407,29 @@ def sweep(
         methods=recorded_methods(methods),
         **common,
     )
-    # the config may change until a row is finished
-    record = Results(out / 'sweep.json', config, fresh or not finished)
-    if fresh:
-        for f in finished:
-            f.unlink()
-    missing = _missing_indices(out, texts, methods)
-    batches = _batches(texts, inputs.encs, missing, batch_size)
-    record.save()
-    options = common | dict(method=methods, device=device)
-    if batches and engine == 'plain':
-        options |= dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
-        worker = BatchWorker(**options)
-        for batch in progress_bar(batches, progress, desc='sweep'):
-            worker.write(batch, out)
-    elif batches:
-        options |= dict(model=model, name=name)
-        _compute_by_ray(batches, out, options, progress, workers)
-    table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
-    table = table.loc[list(methods)]
-    summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
-    record.summary = summary | dict(data=data)
-    record.save()
+    with locked(out / 'sweep', wait=False, names=_FILE):
+        tables = _read_files(out, ['text_sha256'])
+        finished = [] if fresh else [t for t in tables.values() if t is not None]
+        # the config may change until a row is finished
+        record = Results(out / 'sweep.json', config, not finished)
+        missing = _missing_indices(out, texts, methods, finished)
+        for path, table in tables.items():
+            if fresh or table is None:
+                path.unlink()
+        batches = _batches(texts, inputs.encs, missing, batch_size)
+        record.save()
+        options = common | dict(method=methods, device=device)
+        if batches and engine == 'plain':
+            options |= dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
+            worker = BatchWorker(**options)
+            for batch in progress_bar(batches, progress, desc='sweep'):
+                worker.write(batch, out)
+        elif batches:
+            options |= dict(model=model, name=name)
+            _compute_by_ray(batches, out, options, progress, workers)
+        table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
+        table = table.loc[list(methods)]
+        summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
+        record.summary = summary | dict(data=data)
+        record.save()
     return table

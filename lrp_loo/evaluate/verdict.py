@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..core.arguments import OneMethod
 from ..methods.table import as_method
-from ..records.base import Record, in_lines, plain
+from ..records.base import Record, in_lines, plain, unpack_fields
 from ..core.stats import FEWEST_TOKENS, paired_difference, per_text
 
 # %% auto #0
@@ -48,7 +48,7 @@ class Verdict(Record, dict[str, Any]):
 
     @classmethod
     def _unpack(cls, fields):
-        return cls(fields)
+        return cls(unpack_fields(cls, fields, dict(sentence=str)))
 
     def __repr__(self) -> str:
         return in_lines(self['sentence'])
@@ -113,9 +113,7 @@ def verdict(
             return Verdict(rows.attrs['verdict'])
         raise TypeError(
             "a verdict needs a row per text, and this table holds no verdict of"
-            " `audit` (a .csv keeps none, .parquet does); keep the rows"
-            " (results = Results(None, {}); audit(..., results=results)) and take"
-            " verdict(results.rows)"
+            " `audit`; take verdict(results.rows) of audit(..., results=results)"
         )
     candidates = [m for m in rows[0]['methods'] if m != 'loo']
     if not candidates:

@@ -17,12 +17,14 @@ from ..core.arguments import Model, Texts, Tokenizer
 from ..core.tensors import resolve_device
 from .targets import Target, TargetOf, as_target
 from lrp_loo.inputs.units import (
-    Template,
+    PLACEHOLDER,
     Units,
     UnitsOf,
+    chat_prompt,
     content_tokens,
+    fill_template,
+    is_chat,
     spans_among,
-    text_spans,
     text_units,
     token_spans,
 )
@@ -33,6 +35,7 @@ from lrp_loo.models.encoding import (
     check_text,
     encode,
     is_encoding,
+    max_tokens,
 )
 from ..models.objects import unwrap
 from ..models.parts import Parts, resolve_parts
@@ -43,9 +46,9 @@ from ..records import Attribution
 def is_single_input(
     texts: Texts,  # see `explain`
 ) -> bool:
-    "Return True for one text, pair or image that was not put into a list."
+    "Return True for one text, pair, chat or image that was not put into a list."
     is_image = hasattr(texts, 'getbands') or getattr(texts, 'ndim', 0) == 3
-    return is_image or isinstance(texts, (str, tuple))
+    return is_image or isinstance(texts, (str, tuple)) or is_chat(texts)
 
 
 def as_list(
@@ -79,11 +82,12 @@ def prepare_model(
     return model, tokenizer
 
 
-def _encode(model, tokenizer, text, truncation, max_length):
+def _encode(model, tokenizer, text, prompt, truncation, max_length):
     """Return the encoded text, and `token_spans`; None for them with an image, an
     encoding or a slow tokenizer.
     """
-    enc = encode(model, tokenizer, text, truncation, max_length)
+    source = text if prompt is None else prompt.source(tokenizer)
+    enc = encode(model, tokenizer, source, truncation, max_length)
     if 'input_ids' not in enc or MEDIA_INPUTS & enc.keys() or is_encoding(text):
         return enc, None
     parts = text if isinstance(text, tuple) else (text,)
@@ -93,18 +97,18 @@ def _encode(model, tokenizer, text, truncation, max_length):
         return enc, None
 
 
-def _encode_all(model, tokenizer, texts, truncation, max_length):
-    "Return encodings and token spans; an error names the text by its index."
-    pairs = []
-    for i, text in enumerate(texts):
+def _of_each(function, *lists):
+    "Return the function's result for each text; an error names the text by its index."
+    results = []
+    for i, arguments in enumerate(zip(*lists)):
         try:
-            pairs.append(_encode(model, tokenizer, text, truncation, max_length))
+            results.append(function(*arguments))
         except (TypeError, ValueError) as e:
-            if len(texts) == 1:
+            if len(lists[0]) == 1:
                 raise
             kind = TypeError if isinstance(e, TypeError) else ValueError
             raise kind(f"texts[{i}]: {e}") from e
-    return zip(*pairs)
+    return results
 
 # %% ../../nbs/lib/inputs_call.ipynb #00000017
 def has_vocabulary(model: torch.nn.Module) -> bool:
@@ -143,9 +147,14 @@ def _class_index(model, target):
     # positions have no names
     is_position = 'QuestionAnswering' in type(model).__name__
     names = {} if is_position else class_names(model)
-    labels = {str(v): int(k) for k, v in names.items()}
-    if target in labels:
-        return labels[target]
+    indices = [int(k) for k, v in names.items() if str(v) == target]
+    if len(indices) > 1:
+        raise ValueError(
+            f"target={target!r} is the label of {len(indices)} classes of this model;"
+            f" take the index of one, {' or '.join(map(str, indices))}"
+        )
+    if indices:
+        return indices[0]
     if _is_integer(target):
         return int(target)
     if is_position:
@@ -153,7 +162,7 @@ def _class_index(model, target):
             f"target={target!r} is not a place in the text; take the index of the"
             " answer's first token, from 0, or Target(index, output='end_logits')"
         )
-    names = f" or one of {', '.join(labels)}" if labels else ''
+    names = f" or one of {', '.join(map(str, names.values()))}" if names else ''
     raise ValueError(
         f"target={target!r} is not a class of this model; take its index{names}"
     )
@@ -288,20 +297,26 @@ def mark_content(
 
 
 def _check_content(texts, template, among, truncation):
-    "Raise TypeError or ValueError for arguments that exclude template= or among=."
+    """Raise TypeError or ValueError for arguments that exclude template=, among= or
+    chats.
+    """
     if template is not None and among is not None:
         raise ValueError("template= and among= both mark the content; give one of them")
-    name = 'among' if template is None else 'template'
-    for text in texts:
+    name = 'among=' if template is None else 'template='
+    if template is None and among is None:
+        name = 'chats'
+        if not all(map(is_chat, texts)):
+            raise TypeError("texts must be all chats (lists of messages), or none")
+    for text in texts if name != 'chats' else []:
         if not isinstance(text, str):
             raise TypeError(
-                f"{name}= is for single texts, each a str, got {type(text).__name__}"
+                f"{name} is for single texts, each a str, got {type(text).__name__}"
             )
         check_text(text)
     if truncation:
         raise ValueError(
             "truncation=True may cut off what stands after a text, so it cannot be"
-            f" combined with {name}=; give shorter texts"
+            f" combined with {name}; give shorter texts"
         )
     if among is None:
         return
@@ -312,19 +327,28 @@ def _check_content(texts, template, among, truncation):
     _check_one_per_text('among', among, len(texts), 'give one per text')
 
 
-def _inside(frame, texts, units):
-    """Return the texts inside a template, the spans of their content, and their units
-    with spans counted in the prompt.
+def _compared(texts, encs, limit):
+    """Return the encoding and the text whose number is compared with the object's own:
+    the longest, and below a limit to which the caller lets texts be cut.
     """
-    start, _ = frame.span('')
-    shifted = [
-        kind
-        if isinstance(kind, (str, Parts))
-        else [(a + start, b + start) for a, b in text_spans(text, kind)]
-        for text, kind in zip(texts, units)
+    lengths = [enc['input_ids'].shape[1] if 'input_ids' in enc else 0 for enc in encs]
+    choice = [
+        (n, enc, text)
+        for n, enc, text in zip(lengths, encs, texts)
+        if not is_encoding(text) and (limit is None or n < limit)
     ]
-    content = [[frame.span(text)] for text in texts]
-    return [frame.around(text) for text in texts], content, shifted
+    return max(choice, key=lambda item: item[0], default=())[1:]
+
+
+def _prompts(model, tokenizer, texts, template):
+    "Return the `Prompt` of each text, or chat; None for texts without a template."
+    if template is not None:
+        return _of_each(
+            lambda t: fill_template(template, {PLACEHOLDER: t}, tokenizer, model), texts
+        )
+    if any(map(is_chat, texts)):
+        return _of_each(lambda t: chat_prompt(t, tokenizer, model), texts)
+    return [None] * len(texts)
 
 
 @dataclass(frozen=True)
@@ -364,22 +388,34 @@ class CallInputs:
         model, tokenizer = prepare_model(model, tokenizer, texts, device)
         per_text = _units_per_text(units, len(texts))
         content_spans, info = [None] * len(texts), {}
-        if template is not None or among is not None:
+        has_chats = any(map(is_chat, texts))
+        if template is not None or among is not None or has_chats:
             _check_content(texts, template, among, truncation)
-        if template is not None:
-            frame = Template.of(template, tokenizer)
-            texts, content_spans, per_text = _inside(frame, texts, per_text)
-            info = dict(template=frame.written)
-        elif among is not None:
+        prompts = _prompts(model, tokenizer, texts, template)
+        if among is not None:
             content_spans = [spans_among(*pair) for pair in zip(texts, among)]
             info = dict(among=True)
-        encs, spans = _encode_all(model, tokenizer, texts, truncation, max_length)
+        elif prompts[0] is not None:
+            per_text = [p.shifted(kind) for p, kind in zip(prompts, per_text)]
+            texts = [p.text for p in prompts]
+            content_spans = [list(p.spans.values()) for p in prompts]
+            info = dict(chat=True) if has_chats else dict(template=prompts[0].template)
+        encode_one = partial(
+            _encode, model, tokenizer, truncation=truncation, max_length=max_length
+        )
+        encs, spans = zip(*_of_each(encode_one, texts, prompts))
         parts = resolve_parts(model, encs, units)
         if parts and not supports_parts:
             raise ValueError(
                 f"units={units!r} are parts of the model, not of a text; take `explain`"
             )
         targets = targets_of_texts(model, tokenizer, target, len(texts))
+        if hasattr(tokenizer, 'as_read'):  # of a pipeline or a sentence encoder
+            limit = max_tokens(model, tokenizer) if truncation else None
+            if not has_chats and isinstance(template, (str, type(None))):
+                compared = _compared(texts, encs, max_length or limit)
+                tokenizer.compared = compared or tokenizer.compared
+            texts = [tokenizer.as_read(text) for text in texts]
         content = [None] * len(texts)
         if parts:
             per_text = [parts] * len(texts)
@@ -388,7 +424,7 @@ class CallInputs:
             per_text = _units_of_texts(tokenizer, *of_texts)
         if info and not parts:
             of_texts = zip(encs, texts, content_spans, spans)
-            content = [content_tokens(tokenizer, *x) for x in of_texts]
+            content = [content_tokens(tokenizer, *x, has_chats) for x in of_texts]
         return cls(
             model, tokenizer, texts, encs, spans, targets, per_text, content, info
         )

@@ -19,7 +19,7 @@ import torch
 from ..core.hooks import forward_hooks
 from ..core.tensors import one_text
 from .targets import OneTarget, Readout, as_target, output_field
-from ..models.call import any_modified, changed_modules
+from ..models.call import any_modified, changed_modules, depends_on_batch
 from ..models.structure import forward_arguments
 
 # %% ../../nbs/lib/inputs_scores.ipynb #0000000e
@@ -49,6 +49,7 @@ def next_tokens(
     predicted.__name__ = 'log_prob' if log_prob else 'logit'  # as views name it
     predicted.from_end = True
     predicted.log_prob = log_prob
+    predicted.total = total
     predicted.n_rows = n + 1  # number of last rows that it reads
     return predicted
 
@@ -170,9 +171,8 @@ def last_rows_only(
     # a foreign hook on the head may read any row
     parts = (model, *model.children())
     listened = changed_modules(model).listened
-    if any_modified(model, ()) or any(
-        m in listened or 'forward' in vars(m) for m in parts
-    ):
+    may_read_all = any(m in listened or 'forward' in vars(m) for m in parts)
+    if may_read_all or any_modified(model, ()) or depends_on_batch(model):
         return {}
     target = as_target(target.target if isinstance(target, Readout) else target)
     if callable(target):

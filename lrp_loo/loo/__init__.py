@@ -13,8 +13,8 @@ from ..core.hooks import restores_state
 from ..core.tools import progress_bar
 from ..core.arguments import Model
 from ..inputs.targets import OneTarget, Readout
-from .engines import SubsetValues, read_subsets
-from .removals import Removal, input_positions
+from .engines import read_subsets
+from .removals import EncodedText, Removal
 from ..models.call import check_model
 from ..models.encoding import TOKEN_BUDGET, attended_tokens, check_ids
 from ..models.objects import unwrap
@@ -41,25 +41,13 @@ class Loo(NamedTuple):
     readout: Readout  # selects f from the output
     row: torch.Tensor  # the output row that contains f(x)
 
-    @classmethod
-    def from_values(
-        cls, values: SubsetValues, keep: torch.Tensor, enc: dict[str, torch.Tensor]
-    ) -> Loo:
-        "Return f(x) − f(x without u); 0 for a unit that the attention mask hides."
-        loo = values.value - values.values
-        attended = attended_tokens(enc)
-        if attended is not None:  # equal variants may differ by rounding
-            changed = (~keep & attended.cpu()).any(1).to(loo)
-            loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
-        return cls(loo.float().cpu(), values.value, values.readout, values.row)
-
 
 @torch.no_grad()
 def many_loo(
     model: torch.nn.Module,
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
     target: OneTarget = None,  # see `as_target`; the predicted class by default
-    removal: str | Removal | None = None,  # see `as_removal`; None: `default_removal`
+    removal: str | Removal | None = None,  # see `as_removal`
     fill: int | torch.Tensor | None = None,  # what replaces tokens, see `fill_id`
     units: list[torch.Tensor | None] | None = None,  # (T,) indices per text, or None
     token_budget: int = TOKEN_BUDGET,  # tokens in one batch
@@ -78,7 +66,7 @@ def many_loo(
                 f" (or pixel_values), got {type(enc).__name__}{keys}"
             )
     keeps = [
-        all_but_one(input_positions(model, e) if u is None else u)
+        all_but_one(EncodedText(model, e).n_positions if u is None else u)
         for e, u in zip(encs, units or [None] * len(encs))
     ]
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
@@ -93,7 +81,15 @@ def many_loo(
             token_budget,
             bar.update,
         )
-    return [Loo.from_values(*text) for text in zip(values, keeps, encs)]
+    results = []
+    for of_text, keep, enc in zip(values, keeps, encs):
+        loo = of_text.value - of_text.values
+        attended = attended_tokens(enc)
+        if attended is not None:  # what is hidden has LOO 0, rounding aside
+            changed = (~keep & attended.cpu()).any(1).to(loo)
+            loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
+        results.append(Loo(loo.float().cpu(), *of_text[1:]))
+    return results
 
 
 @restores_state
@@ -103,7 +99,7 @@ def leave_one_out(
     model: Model,  # any model, or a transformers pipeline
     enc: dict[str, torch.Tensor],  # one encoded text or image, T tokens or patches
     target: OneTarget = None,  # see `as_target`; the predicted class by default
-    removal: str | Removal | None = None,  # see `as_removal`; None: `default_removal`
+    removal: str | Removal | None = None,  # see `as_removal`
     fill: int | torch.Tensor | None = None,  # what replaces tokens, see `fill_id`
     units: torch.Tensor | None = None,  # (T,) unit per token, −1: never removed
     **kwargs: Any,  # token_budget, progress of `many_loo`

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,22 +16,17 @@ from torch.nn import functional as F
 
 from ..core.arguments import whole_number
 from ..core.hooks import restores_state
+from ..core.tensors import per_token
 from lrp_loo.inputs.scores import (
+    GeneratedReadout,
     as_readout,
     last_rows_only,
     read_row_only,
     reads_logits,
 )
-from ..inputs.targets import OneTarget, Readout, as_target, output_field
+from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
 from .checks import agree, check_hidden, probe_indices, spread
-from lrp_loo.loo.removals import (
-    AttentionMask,
-    EncodedText,
-    Fill,
-    Removal,
-    as_removal,
-    default_removal,
-)
+from .removals import AttentionMask, EncodedText, Fill, Removal, as_removal
 from lrp_loo.loo.states import (
     PER_TOKEN,
     StoredText,
@@ -45,11 +40,11 @@ from lrp_loo.loo.states import (
 )
 from ..models.call import any_modified, check_finite, forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.structure import device_of, position_offset
+from ..models.structure import device_of
 
 # %% auto #0
 __all__ = ['BY_MASK', 'MIN_STORED', 'N_COMPARED', 'OTHER_STRUCTURE', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole',
-           'reads_end', 'Variants', 'subset_values', 'read_subsets']
+           'Variants', 'subset_values', 'read_variants', 'read_subsets']
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class SubsetValues(NamedTuple):
     values: torch.Tensor  # (n,) f of each subset
     value: torch.Tensor  # (1,) f(x) of the full text
     readout: Readout  # reads f from the output
-    row: torch.Tensor  # the output row that f(x) is read from
+    row: torch.Tensor | None  # the output row that f(x) is read from, if computed
 
 
 @dataclass(eq=False)
@@ -119,18 +114,6 @@ def read_whole(
     whole.value  # raises before variants are computed
     return whole, stored if stored is not None and stored.is_complete else None
 
-
-def reads_end(
-    readout: Readout,
-    enc: dict[str, torch.Tensor],  # the encoded text
-) -> bool:
-    "Return True if f is read from the last row, or the output has no row per token."
-    position = readout.position
-    is_last = position is None or (
-        'input_ids' in enc and bool((position == enc['input_ids'].shape[1] - 1).all())
-    )
-    return is_last and readout.accepts_deletion()
-
 # %% ../../nbs/lib/loo_engines.ipynb #884adaca
 @dataclass(eq=False)
 class Variants:
@@ -145,7 +128,12 @@ class Variants:
         self.text = EncodedText(whole.model, whole.enc)
         # functions from `keep` to inputs, one per draw
         self.as_inputs = removal.for_text(self.text, self.options.fill)
-        self.at_end = removal.closes_up or reads_end(whole.readout, whole.enc)
+        # f is read from the last row, or the output has no row per token
+        position, is_text = whole.readout.position, 'input_ids' in whole.enc
+        last = whole.enc['input_ids'].shape[1] - 1 if is_text else -1
+        is_last = position is None or is_text and bool((position == last).all())
+        is_last = is_last and whole.readout.accepts_deletion()
+        self.at_end = removal.closes_up or is_last
 
     def values(
         self,
@@ -217,12 +205,6 @@ N_COMPARED = 4
 OTHER_STRUCTURE = (ValueError, RuntimeError, TypeError, AttributeError, StopIteration)
 
 
-def _check_keep(keep, n_tokens):
-    "Raise ValueError unless `keep` has one column per token."
-    if keep.ndim != 2 or keep.shape[1] != n_tokens:
-        raise ValueError(f"keep must be (n, {n_tokens}), got {tuple(keep.shape)}")
-
-
 def _rows_by_states(model, enc, keep, target):
     "Return the rows that variants compute by stored states; None if they cannot."
     if not enc.keys() <= PER_TOKEN or attended_tokens(enc) is not None:
@@ -256,13 +238,17 @@ class _Text:
     keep: torch.Tensor  # (n, T) bool
     inverse: torch.Tensor  # indices of the caller's variants among these
     rows: torch.Tensor | None  # (n, T) bool, for stored states; None: they cannot
+    whole: WholeText | None = None  # None: f(x) is not known yet
+    index: int = 0  # of the text among those whose states are given
 
     @classmethod
     def of(cls, model, enc, keep, target, removal, fill):
         "Return the text after checks of the removal."
         text = EncodedText(model, enc)
         removal.check(text, fill)
-        _check_keep(keep, removal.n_positions(text))
+        n = text.n_positions
+        if keep.ndim != 2 or keep.shape[1] != n:
+            raise ValueError(f"keep must be (n, {n}), got {tuple(keep.shape)}")
         keep = keep.to(device_of(model))
         attended = attended_tokens(enc)
         if attended is not None:
@@ -273,18 +259,51 @@ class _Text:
 
     def result(self, whole, values):
         "Return f(x) together with the values of all the caller's variants."
-        return SubsetValues(values[self.inverse], whole.value, whole.readout, whole.row)
+        row = None if whole.output is None else whole.row
+        return SubsetValues(values[self.inverse], whole.value, whole.readout, row)
 
     def read(self, options):
         "Return the explained number of the text and of its variants."
         removal = options.removal
-        whole = read_whole(self.model, self.enc, self.target)[0]
+        whole = self.whole or read_whole(self.model, self.enc, self.target)[0]
         if removal.closes_up and not whole.readout.accepts_deletion():
             raise ValueError(
                 f"removal={removal.name!r} shifts the tokens after it, and the"
                 " target is at a fixed position; take 'attention_mask'"
             )
-        return self.result(whole, subset_values(whole, self.keep, options))
+        values = subset_values(whole, self.keep, options)
+        if removal.by_mask and hasattr(whole.readout.target, 'total'):
+            self._read_in_prefixes(whole, values)
+        return self.result(whole, values)
+
+    def _read_in_prefixes(self, whole, values):
+        """Replace the numbers read from rows that see no token by those of the text up
+        to this row: eager attention spreads such a row over later tokens, too.
+        """
+        target, ids = whole.readout.target, self.enc['input_ids'][0]
+        readout = GeneratedReadout(ids, len(ids) + 1 - target.n_rows, target.log_prob)
+        n_seen = self.keep.cumsum(1)
+        if 'tower_ids' in self.enc:  # a decoder's rows see its own tokens
+            n_seen = (self.keep & (self.enc['tower_ids'] == 1)).cumsum(1)
+        rows = torch.where(n_seen[:, readout.place(0)] == 0)[0]
+        if not len(rows):
+            return
+        numbers, token_inputs = values[rows], per_token(self.enc)
+        if target.total:  # their sum is needed: the number of each token first
+            each = WholeText(self.model, self.enc, whole.output, readout)
+            numbers = subset_values(each, self.keep[rows])
+        for i in range(len(readout)):
+            n = readout.place(i) + 1
+            sees_none = n_seen[rows, n - 1] == 0
+            if sees_none.any():
+                prefix = {
+                    k: v[:, :n] if k in token_inputs else v for k, v in self.enc.items()
+                }
+                one = Target(readout.chosen(i), log_prob=readout.log_prob)
+                before = read_whole(self.model, prefix, one)[0]
+                keep = self.keep[rows[sees_none], :n]
+                numbers[sees_none, i] = subset_values(before, keep)
+        values[rows] = numbers.sum(1) if target.total else numbers
 
     def states_save_time(self):
         "Return True if this text, read by itself, is faster with stored states."
@@ -303,61 +322,71 @@ class _Text:
         return padding is not None and not (self.enc['input_ids'] == padding).any()
 
 
-def _read_by_states(text, options):
+def _read_by_states(text, options, stored=None):
     """Return the explained number of one text and of its variants; None if stored
     states give other numbers.
     """
-    whole, stored = read_whole(text.model, text.enc, text.target, stores_states=True)
-    if stored is None:
+    whole, rows, hidden = text.whole, text.rows, ~text.keep
+    if whole is None:
+        given = (text.model, text.enc, text.target)
+        whole, stored = read_whole(*given, stores_states=True)
+    else:  # the last variant is the text
+        rows = torch.cat([rows, rows[:1]])
+        hidden = F.pad(hidden, (0, 0, 0, 1))
+    if stored is None or not stored.is_complete:
         return None
-    keep, limits = text.keep, (options.token_budget, options.progress)
-    probes = probe_indices(keep)
     try:
-        values = stored.values(text.rows, ~keep, whole.readout, *limits)
+        limits = (options.token_budget, options.progress)
+        values = stored.values(rows, hidden, whole.readout, *limits)
     except OTHER_STRUCTURE:
         return None
-    expected = Variants(whole, keep, options).values(keep[probes])
-    agrees = agree(values[probes], expected, spread(values))
+    if text.whole is None:
+        probes = probe_indices(text.keep)
+        expected = Variants(whole, text.keep, options).values(text.keep[probes])
+        actual = values[probes]
+    else:
+        values, actual, expected = values[:-1], values[-1:], whole.value
+    agrees = agree(actual, expected, spread(values))
     return text.result(whole, values) if agrees else None
 
 
-def _padded(tensors, in_front, value=0):
-    "Return one tensor of rows with equally many columns."
-    n_tokens = max(t.shape[1] for t in tensors)
-    pads = [n_tokens - t.shape[1] for t in tensors]
-    sides = [(pad, 0) if in_front else (0, pad) for pad in pads]
-    return torch.cat([F.pad(t, s, value=value) for t, s in zip(tensors, sides)])
+def _padded(tensors, n_tokens, value=0):
+    "Return one tensor, with values added at the end of shorter rows."
+    return torch.cat(
+        [F.pad(t, (0, n_tokens - t.shape[1]), value=value) for t in tensors]
+    )
 
 
-def _stored_together(texts, in_front):
-    "Return texts with equally many tokens, padded, as one `StoredText`."
+def _stored_together(texts):
+    "Return texts, padded at the end, as one `StoredText`."
     model, encs = texts[0].model, [text.enc for text in texts]
-    ids = [enc['input_ids'] for enc in encs]
-    inputs = dict(input_ids=_padded(ids, in_front, model.config.pad_token_id))
-    if 'token_type_ids' in encs[0]:
-        types = [enc['token_type_ids'] for enc in encs]
-        inputs['token_type_ids'] = _padded(types, in_front)
-    mask = _padded([torch.ones_like(x) for x in ids], in_front)
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    inputs['position_ids'] = places + position_offset(model)
+    n_tokens = max(enc['input_ids'].shape[1] for enc in encs)
+    fill = dict(input_ids=model.config.pad_token_id)
+    inputs = {
+        k: _padded([e[k] for e in encs], n_tokens, fill.get(k, 0)) for k in encs[0]
+    }
     if is_causal(model):
-        return StoredText.read(model, inputs | dict(attention_mask=mask))[0]
+        return StoredText.read(model, inputs)[0]
     return StoredText(model, inputs, [])  # a variant computes all its rows
 
 
-def _shared_logits(texts, options):
+def _shared_logits(texts, options, stored):
     """Return the logits (1 + n, n_classes) of each text and its n variants, computed in
-    batches of several texts: padded in front for a decoder, else at the end.
+    batches of several texts, padded at the end.
     """
     causal = is_causal(texts[0].model)
-    stored = _stored_together(texts, causal)
-    # the text itself is its first variant
-    keeps = [torch.cat([torch.ones_like(t.keep[:1]), t.keep]) for t in texts]
+    index = [text.index for text in texts]
+    if stored is None:
+        stored, index = _stored_together(texts), range(len(texts))
+    # the text itself is its first variant, unless an encoder's f(x) is known
+    n_first = _n_first(texts)
+    keeps = [torch.cat([torch.ones_like(t.keep[:n_first]), t.keep]) for t in texts]
     rows = [changed_rows(keep, [-1 if causal else 0], causal) for keep in keeps]
     counts = [len(keep) for keep in keeps]
-    text = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
-    is_variant = torch.cat([torch.arange(n) > 0 for n in counts])
-    rows, hidden = _padded(rows, causal, False), ~_padded(keeps, causal, False)
+    text = torch.tensor(index).repeat_interleave(torch.tensor(counts))
+    is_variant = torch.cat([torch.arange(n) >= n_first for n in counts])
+    n_tokens = stored.enc['input_ids'].shape[1]
+    rows, hidden = _padded(rows, n_tokens, False), ~_padded(keeps, n_tokens, False)
     order, logits = [], []
     target, budget = texts[0].target, options.token_budget
     for indices, output in stored.batches(rows, hidden, target, budget, text):
@@ -368,21 +397,28 @@ def _shared_logits(texts, options):
     return torch.cat(logits)[torch.cat(order).argsort()].split(counts), type(output)
 
 
-def _read_together(texts, options):
+def _n_first(texts):
+    "Return 1 if f(x) is computed with the variants; a decoder's takes one row."
+    return int(texts[0].whole is None or is_causal(texts[0].model))
+
+
+def _read_together(texts, options, stored=None):
     """Return the explained numbers of texts, sorted by length, and of their variants;
     None if padding changes them. The shortest has the most padding.
     """
     try:
-        logits, output_class = _shared_logits(texts, options)
+        logits, output_class = _shared_logits(texts, options, stored)
     except OTHER_STRUCTURE:
         return None
-    results = []
+    results, n_first = [], _n_first(texts)
     for text, rows in zip(texts, logits):
-        output = output_class(logits=rows[:1])
-        readout = as_readout(text.target, output, text.enc)
-        whole = WholeText(text.model, text.enc, output, readout)
-        first_text = torch.zeros(len(rows) - 1, dtype=torch.long, device=rows.device)
-        values = readout(output_class(logits=rows[1:]), first_text)
+        whole = text.whole
+        if n_first:
+            output = output_class(logits=rows[:1])
+            readout = as_readout(text.target, output, text.enc)
+            whole = WholeText(text.model, text.enc, output, readout)
+        first_text = torch.zeros_like(text.keep[:, 0], dtype=torch.long)
+        values = whole.readout(output_class(logits=rows[n_first:]), first_text)
         if not results:
             # of a decoder, the variants with the most and the fewest computed rows
             probes = probe_indices(text.keep)[[0, -1]].unique()
@@ -393,6 +429,40 @@ def _read_together(texts, options):
     return results
 
 
+def _read_in_batches(texts, options, stored=None):
+    "Return the results of texts that can share batches, as text → result."
+    shared = [t for t in texts if t.rows is not None and t.can_share_batch()]
+    shared = [t for t in shared if t.enc.keys() == shared[0].enc.keys()]
+    shared.sort(key=lambda text: text.keep.shape[1])
+    lengths = [text.keep.shape[1] for text in shared]
+    results, max_rows = {}, rows_in_pass(texts[0].model, options.token_budget)
+    for batch in similar_sizes(lengths, max_rows, growth=math.inf):
+        group = shared[batch]
+        if len(group) > 1 or group and stored is not None:
+            results |= zip(group, _read_together(group, options, stored) or [])
+    return results
+
+
+@torch.no_grad()
+def read_variants(
+    wholes: list[WholeText],  # texts whose f(x) is known
+    keeps: list[torch.Tensor],  # (n, T) bool for each text, as for `read_subsets`
+    stored: StoredText | None = None,  # keys and values of these texts, in order
+) -> list[SubsetValues]:
+    "Return the explained number of subsets of texts, by attention mask."
+    texts, removal = [], BY_MASK.removal
+    for i, (whole, keep) in enumerate(zip(wholes, keeps)):
+        text = _Text.of(whole.model, whole.enc, keep, whole.readout, removal, None)
+        texts.append(replace(text, whole=whole, index=i))
+    results = _read_in_batches(texts, BY_MASK, stored)
+    for text in texts:
+        if text not in results and text.rows is not None and stored is not None:
+            results[text] = _read_by_states(
+                text, BY_MASK, stored.of_texts([text.index])
+            )
+    return [results.get(text) or text.read(BY_MASK) for text in texts]
+
+
 @restores_state
 @torch.no_grad()
 def read_subsets(
@@ -401,7 +471,7 @@ def read_subsets(
     # (n, T) bool for each text: the tokens (patches) each variant keeps
     keeps: list[torch.Tensor],
     targets: list[OneTarget],  # one for each text, see `as_target`
-    removal: str | Removal | None = None,  # see `as_removal`; None: `default_removal`
+    removal: str | Removal | None = None,  # see `as_removal`
     fill: Fill = None,  # what replaces tokens, see `fill_id`
     token_budget: int = TOKEN_BUDGET,  # tokens in one batch
     # called with the number of newly computed variants
@@ -411,21 +481,13 @@ def read_subsets(
     the input's attention mask hides stay hidden.
     """
     whole_number('token_budget', token_budget)
-    removal = as_removal(removal or default_removal(encs[0]))
+    removal = as_removal(removal, encs[0])
     options = SubsetOptions(removal, fill, token_budget, progress)
     texts = [
         _Text.of(model, enc, keep, as_target(target), removal, fill)
         for enc, keep, target in zip(encs, keeps, targets)
     ]
-    with_rows = [text for text in texts if text.rows is not None]
-    shared = [t for t in with_rows if t.enc.keys() == encs[0].keys()]
-    shared = [t for t in shared if t.can_share_batch()]
-    shared.sort(key=lambda text: text.keep.shape[1])
-    lengths = [text.keep.shape[1] for text in shared]
-    results, max_rows = {}, rows_in_pass(model, token_budget)
-    for batch in similar_sizes(lengths, max_rows, growth=math.inf):
-        if len(shared[batch]) > 1:
-            results |= zip(shared[batch], _read_together(shared[batch], options) or [])
+    results = _read_in_batches(texts, options) if removal.by_mask else {}
     for text in texts:
         if text not in results and text.rows is not None and text.states_save_time():
             results[text] = _read_by_states(text, options)

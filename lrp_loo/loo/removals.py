@@ -34,9 +34,9 @@ from lrp_loo.models.structure import (
 )
 
 # %% auto #0
-__all__ = ['Fill', 'AsInputs', 'REMOVAL_ADVICE', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedText', 'input_positions',
-           'ModelInputs', 'Removal', 'accepts_attention_mask', 'AttentionMask', 'Delete', 'with_tokens', 'MaskToken',
-           'Resample', 'pool_ids', 'ZeroEmbedding', 'MeanEmbedding', 'as_removal', 'default_removal', 'fill_id']
+__all__ = ['Fill', 'AsInputs', 'REMOVAL_ADVICE', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedText', 'ModelInputs', 'Removal',
+           'accepts_attention_mask', 'AttentionMask', 'Delete', 'with_tokens', 'MaskToken', 'Resample', 'ZeroEmbedding',
+           'MeanEmbedding', 'as_removal', 'fill_id']
 
 # %% ../../nbs/lib/loo_removals.ipynb #00000005
 class key_weights(AttentionMode):
@@ -143,14 +143,6 @@ class EncodedText:
         return repeated(self.enc, n)
 
 
-def input_positions(
-    model: torch.nn.Module,  # any model with input embeddings
-    enc: dict[str, torch.Tensor],  # one encoded text or image
-) -> int:
-    "Return how many tokens or patches of the input can be removed."
-    return EncodedText(model, enc).n_positions
-
-
 @dataclass(eq=False)
 class ModelInputs:
     "Inputs of the model for variants of a text, one row per variant."
@@ -228,10 +220,6 @@ class Removal:
                 f"removal={self.name!r} needs replacement tokens; pass"
                 " fill=fill_id(tokenizer, removal)"
             )
-
-    def n_positions(self, text: EncodedText) -> int:
-        "Return how many tokens or patches can be removed, the width of `keep`."
-        return text.n_positions
 
     def apply_padding(
         self,
@@ -395,7 +383,7 @@ class Resample(Removal):
         n_draws: int = 8,  # draws whose outputs are averaged
         seed: int = 0,  # random seed; the same text gets the same draws
     ) -> None:
-        if pool is None:
+        if pool is None or isinstance(pool, str):
             raise ValueError(
                 "removal='resample' needs a pool of texts or token ids to draw from;"
                 " take Removal('resample', pool=...)"
@@ -408,7 +396,18 @@ class Resample(Removal):
         return super().info() | dict(n_draws=self.n_draws, seed=self.seed)
 
     def fill(self, tokenizer: Tokenizer) -> torch.Tensor:
-        return pool_ids(tokenizer, self.pool)
+        pool = self.pool
+        if not torch.is_tensor(pool) and all(isinstance(text, str) for text in pool):
+            texts = [tokenizer(text, add_special_tokens=False) for text in pool]
+            pool = [i for text in texts for i in text['input_ids']]
+        ids = torch.as_tensor(pool)
+        is_whole = not ids.is_floating_point() and ids.dtype != torch.bool
+        if ids.ndim != 1 or not len(ids) or not is_whole:
+            raise ValueError(
+                "the pool must be a list of texts, or of token ids, with at least one"
+                f" token; got {ids.dtype} of shape {tuple(ids.shape)}"
+            )
+        return ids.long().cpu()
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         pool = fill
@@ -425,39 +424,10 @@ class Resample(Removal):
         return [partial(with_tokens, text, draw) for draw in drawn]
 
 
-def pool_ids(
-    tokenizer: Tokenizer,  # the model's tokenizer
-    pool: Sequence[str] | torch.Tensor,  # a list of texts, or token ids (n,)
-) -> torch.Tensor:  # (n,)
-    "Return the token ids of texts without special tokens, or ids as they are."
-    if isinstance(pool, str):
-        raise TypeError("the pool must be a list of texts or of token ids, got one str")
-    try:
-        if not torch.is_tensor(pool):
-            pool = list(pool)
-            if pool and all(isinstance(t, str) for t in pool):
-                texts = [tokenizer(t, add_special_tokens=False) for t in pool]
-                pool = [i for t in texts for i in t['input_ids']]
-        ids = torch.as_tensor(pool)
-    except (TypeError, ValueError):
-        raise TypeError("the pool must be a list of texts, or of token ids") from None
-    if ids.ndim != 1 or len(ids) == 0:
-        raise ValueError(
-            "the pool must have at least one token, in one list; got shape"
-            f" {tuple(ids.shape)}"
-        )
-    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
-        raise TypeError(f"the pool's token ids must be whole numbers, got {ids.dtype}")
-    return ids.long().cpu()
-
-
 class ZeroEmbedding(Removal):
     "Replace the embedding by zeros."
 
     name = 'zero_embedding'
-
-    def n_positions(self, text: EncodedText) -> int:
-        return n_patches(text.embeddings)
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         x = text.embeddings
@@ -504,17 +474,15 @@ REMOVALS = {removal.name: removal for removal in (*_CLASSES, Delete, Resample)}
 
 
 def as_removal(
-    removal: str | Removal,  # one of REMOVALS, or a `Removal`
+    # one of REMOVALS, or a `Removal`; None: 'attention_mask' for a text,
+    # 'zero_embedding' for an image
+    removal: str | Removal | None,
+    enc: dict[str, torch.Tensor] | None = None,  # an encoded text or image, for None
 ) -> Removal:
     "Return a `Removal`; raise ValueError for anything else."
+    if removal is None and enc is not None:
+        removal = 'attention_mask' if 'input_ids' in enc else 'zero_embedding'
     return removal if isinstance(removal, Removal) else Removal(removal)
-
-
-def default_removal(
-    enc: dict[str, torch.Tensor],  # an encoded text or image
-) -> str:
-    "Return 'attention_mask' for a text, 'zero_embedding' for an image."
-    return 'attention_mask' if 'input_ids' in enc else 'zero_embedding'
 
 
 def fill_id(

@@ -21,7 +21,7 @@ from lrp_loo.inputs.scores import (
 )
 from ..inputs.targets import OneTarget, Readout, as_target
 from ..models.attention import AttentionCall
-from ..models.call import any_modified, forward
+from ..models.call import any_modified, depends_on_batch, forward
 from ..models.encoding import TOKEN_BUDGET
 from ..models.structure import all_modules, device_of, n_layers, position_offset
 
@@ -33,11 +33,10 @@ __all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU',
 # packages of transformers.models whose tokens meet in softmax attention alone
 ENCODERS = tuple('bert camembert electra roberta xlm_roberta'.split())
 DECODERS = tuple(
-    'gemma gemma2 gemma3 gpt2 gpt_neox gptj llama mistral olmo olmo2 phi phi3 qwen2'
-    ' qwen3'.split()
+    'gemma gemma3 gpt2 gpt_neox llama mistral olmo olmo2 phi phi3 qwen2 qwen3'.split()
 )
-# the same, but their states are not stored
-OTHER_FAMILIES = ('albert', 'distilbert', 'modernbert', 'mpnet')
+# the same, but their states are not stored; gemma2 and gptj have no fused attention
+OTHER_FAMILIES = 'albert distilbert gemma2 gptj modernbert mpnet'.split()
 # inputs that have a column for each token
 PER_TOKEN = frozenset({'input_ids', 'attention_mask', 'token_type_ids'})
 
@@ -55,7 +54,7 @@ def mixes_only_in_attention(
 ) -> bool:
     "Return True for a listed family, and for its quantized models."
     modules = {type(m).__module__ for m in all_modules(model).values()}
-    known = package_name(model) in ENCODERS + DECODERS + OTHER_FAMILIES
+    known = package_name(model) in (*ENCODERS, *DECODERS, *OTHER_FAMILIES)
     return known or any('quant' in k or 'bitsandbytes' in k for k in modules)
 
 
@@ -174,6 +173,8 @@ def rows_in_pass(
     token_budget: int,  # the caller's limit
 ) -> int:
     "Return the largest number of rows (tokens) that one forward pass computes."
+    if depends_on_batch(model):
+        return 1  # each variant by itself
     is_cpu = device_of(model).type == 'cpu'
     return min(token_budget, ROWS_ON_CPU) if is_cpu else token_budget
 
@@ -213,6 +214,14 @@ class StoredText:
         with _RecordedStates() as recorded:
             output = forward(model, enc)
         return cls(model, enc, recorded.states), output
+
+    def of_texts(self, indices: list[int]) -> StoredText:
+        "Return some of the texts, without padding that none of them needs."
+        mask = self.enc.get('attention_mask', torch.ones_like(self.enc['input_ids']))
+        n = int(mask[indices].sum(1).max())
+        enc = {k: v[indices, :n] for k, v in self.enc.items()}
+        states = [(k[indices, :, :n], v[indices, :, :n]) for k, v in self.states]
+        return StoredText(self.model, enc, states)
 
     @property
     def is_complete(self) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from lrp_loo.lrp.composite import (
     Composite,
     Operation,
     dependent_tensors,
+    gradient,
     mark,
     mark_outputs,
     marks_of,
@@ -80,7 +82,7 @@ def _check_bypassed(model, composite, layers):
     bypassed = sorted(composite.bypass_softmax)
     if out := [layer for layer in bypassed if not 0 <= layer < layers.n]:
         raise ValueError(
-            f"bypass_softmax names layers {out}; this model has layers 0 to"
+            f"bypass_softmax names layers {out[:5]}; this model has layers 0 to"
             f" {layers.n - 1}"
         )
 
@@ -96,7 +98,7 @@ class lrp_rules(TorchFunctionMode):
         model: torch.nn.Module,
         composite: Composite,  # `attn_lrp()`, `cp_lrp()`, …
         # keep what `conservation` needs: attention logits and weights, added
-        # constants, layer inputs; 'attention': only the logits and weights
+        # constants; 'attention': only the logits and weights
         record: bool | str = False,
         # an operation without a rule is an error, not a warning
         strict: bool = False,
@@ -130,9 +132,8 @@ class lrp_rules(TorchFunctionMode):
             self._sources = []
         # `AttentionRecord` of every attention call
         self.attention = [] if record else None
-        # list of `AddedConstant`; {layer index: [its input, its output]}
+        # (kind, recorded copy) of added constants, 'biases' or 'constants'
         self.constants = [] if record is True else None
-        self.hidden = {} if record is True else None
         self.seen = Report()
         self.any_lost = False  # True once a number has lost its gradient
         self.softmaxes = Softmaxes(
@@ -190,7 +191,7 @@ class lrp_rules(TorchFunctionMode):
             return
         if composite.bypass_softmax not in ('all', frozenset()):
             self.softmaxes.check_layers()
-        if composite.has_rules:
+        if replace(composite, name='gradient') != gradient():  # that needs no rule
             self.seen.complain(self.strict)
 
     def _leave(self):
@@ -211,7 +212,7 @@ class lrp_rules(TorchFunctionMode):
             if not self._shares_layers:
                 enclosing_layers[path] = layer if number is None else number
             before = partial(self._before_module, path, number, layer)
-            arguments.append((m, before, partial(self._after_module, number)))
+            arguments.append((m, before, self._after_module))
         return arguments
 
     # ---- modules
@@ -229,9 +230,6 @@ class lrp_rules(TorchFunctionMode):
         outer = enclosing_layer if self.layer is None else self.layer
         self.module, self.layer = path, outer if number is None else number
         self._opaque += self._is_one_operation(module)
-        if number is not None and self.hidden is not None:
-            inputs = dependent_tensors(args, kwargs)
-            self.hidden[number] = [next(iter(inputs), None), None]
 
     def _is_one_operation(self, module):
         if isinstance(module, self._formulas):
@@ -242,10 +240,8 @@ class lrp_rules(TorchFunctionMode):
         operation = Operation(type(module).__name__, self.module, self.layer)
         return self._choice_for(operation) is not None
 
-    def _after_module(self, number, module, args, kwargs, out):
+    def _after_module(self, module, args, kwargs, out):
         operation = Operation(type(module).__name__, self.module, self.layer)
-        if number is not None and self.hidden is not None:
-            self.hidden[self.layer][1] = next(iter(tensors_in(out)), None)
         self.module, self.layer, opaque = self._outer.pop()
         if module in self._sources:
             mark_outputs(out, depends=True)
@@ -351,8 +347,11 @@ class lrp_rules(TorchFunctionMode):
         name, operation = call.name, call.operation
         self._report_untracked(operation, tensors_in(call.args, call.kwargs))
         self.seen.count(operation, rule)
-        marks = dict(is_gate=True) if name in ACTIVATIONS else {}
-        mark_outputs(changed, depends=True, **marks)
+        mark_outputs(changed, depends=True)
+        is_gate = name.rstrip('_') in ACTIVATIONS
+        # an operation in place may end what the tensor was
+        if is_gate or name.startswith('__i') or name.endswith('_'):
+            mark_outputs(changed, is_gate=is_gate)
         if rule == 'none':
             watch_backward(operation, tensors_in(changed))
         if self.any_lost:

@@ -232,7 +232,12 @@ def sdpa_rule(
 ) -> torch.Tensor:  # (batch, heads, n, d)
     "Compute fused attention under a rule set (equations 3 to 5)."
     if records is not None or composite.eps:
-        return _attention_in_steps(composite, layer, call, records)
+        O = _attention_in_steps(composite, layer, call, records)
+        if O.dtype.itemsize >= 4:
+            return O
+        with torch.no_grad():  # in half precision other kernels round differently
+            fused = call.compute()
+        return fused + (O - O.detach())
     mask = call.attn_mask  # WavLM computes its mask from hidden states
     has_learned_mask = carries_relevance(mask)
     if composite.bypasses(layer):

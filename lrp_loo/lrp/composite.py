@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, Union
 
@@ -18,9 +18,10 @@ from torch import nn
 from ..models.attention import operation_name
 
 # %% auto #0
-__all__ = ['Bypass', 'ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'SUM_AND_PRODUCT', 'FACTOR_POSITIONS', 'DIVISIONS', 'SUMS',
-           'LINEAR_LAYERS', 'LINEAR', 'Operation', 'Choice', 'Composite', 'attn_lrp', 'cp_lrp', 'gradient', 'Marks',
-           'marks_of', 'mark', 'all_tensors', 'tensors_in', 'mark_outputs', 'dependent_tensors', 'carries_relevance']
+__all__ = ['Bypass', 'MAX_LAYERS', 'MAX_EPS', 'ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'SUM_AND_PRODUCT', 'FACTOR_POSITIONS',
+           'DIVISIONS', 'SUMS', 'LINEAR_LAYERS', 'LINEAR', 'Operation', 'Choice', 'Composite', 'attn_lrp', 'cp_lrp',
+           'gradient', 'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_outputs', 'dependent_tensors',
+           'carries_relevance']
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000006
 class Operation(NamedTuple):
@@ -55,14 +56,19 @@ class Choice:
 Bypass: TypeAlias = Union[str, Collection[int]]
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000009
-def _bypassed_layers(bypass):
-    "Return `bypass_softmax` as a frozenset of layers."
-    is_list = hasattr(bypass, '__iter__') and not isinstance(bypass, str)
-    layers = list(bypass) if is_list else [None]
-    if any(isinstance(x, bool) or not isinstance(x, Integral) for x in layers):
+MAX_LAYERS = 10_000  # more than any model has
+MAX_EPS = 1000.0  # a larger ε leaves next to no relevance
+
+
+def _layer_set(name, indices, others):
+    "Return the layers that an argument names, as a frozenset."
+    is_list = hasattr(indices, '__iter__') and not isinstance(indices, str)
+    layers = list(islice(indices, MAX_LAYERS + 1)) if is_list else [None]
+    are_indices = (isinstance(x, Integral) and not isinstance(x, bool) for x in layers)
+    if len(layers) > MAX_LAYERS or not all(are_indices):
         raise ValueError(
-            f"bypass_softmax={bypass!r} is not known; take 'all' or a list of"
-            " layer indices from 0"
+            f"{name}={indices!r} is not known; take {others} or a list of at most"
+            f" {MAX_LAYERS} layer indices from 0"
         )
     return frozenset(map(int, layers))
 
@@ -110,20 +116,15 @@ class Composite:
                 raise ValueError(
                     f"{setting}={value!r} is not known; take one of {choices}"
                 )
-        if not isinstance(self.eps, Real) or not 0 <= self.eps < math.inf:
+        if not isinstance(self.eps, Real) or not 0 <= self.eps <= MAX_EPS:
             raise ValueError(
-                f"eps must be a finite number, 0 or more, got {self.eps!r}"
+                f"eps must be a number from 0 to {MAX_EPS:g}, got {self.eps!r}"
             )
         for rule in self.rules.values():
             _check_callable(rule, 'rule(call, composite)')
         if self.bypass_softmax != 'all':
-            layers = _bypassed_layers(self.bypass_softmax)
+            layers = _layer_set('bypass_softmax', self.bypass_softmax, "'all'")
             object.__setattr__(self, 'bypass_softmax', layers)
-
-    @property
-    def has_rules(self) -> bool:
-        "Return False for the plain gradient, which needs no rule."
-        return replace(self, name='gradient') != gradient()
 
     def bypasses(self, layer: int | None) -> bool:
         "Return True if the attention weights of this layer are held constant."
@@ -140,7 +141,7 @@ class Composite:
     ) -> Composite:  # a new Composite; this one is unchanged
         "Return a copy of the rule set with a rule that is tried before the others."
         _check_callable(rule, 'rule(f, *args)')
-        layers = None if layers is None else frozenset(layers)
+        layers = None if layers is None else _layer_set('layers', layers, None)
         new = Choice(operation_name(operation), rule, layers, modules)
         return replace(self, choices=(new, *self.choices))
 
@@ -249,23 +250,22 @@ def mark(t: torch.Tensor, **marks: Any) -> None:
     vars(t._lrp_loo_marks).update(marks)
 
 
-def all_tensors(*xs: Any) -> list[torch.Tensor]:
-    "Return the tensors in nested arguments."
+def tensors_in(
+    *xs: Any,
+    with_gradient: bool = True,  # False: also those that require none
+) -> list[torch.Tensor]:
+    "Return the tensors in nested arguments that require gradients."
     tensors, stack = [], list(reversed(xs))
     while stack:
         x = stack.pop()
         if isinstance(x, torch.Tensor):
-            tensors.append(x)
+            if x.requires_grad or not with_gradient:
+                tensors.append(x)
         elif isinstance(x, (list, tuple)):
             stack += reversed(x)
         elif isinstance(x, dict):
             stack += reversed(x.values())
     return tensors
-
-
-def tensors_in(*xs: Any) -> list[torch.Tensor]:
-    "Return the tensors in nested arguments that require gradients."
-    return [t for t in all_tensors(*xs) if t.requires_grad]
 
 
 def mark_outputs(values: Any, **marks: Any) -> None:

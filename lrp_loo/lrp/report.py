@@ -16,7 +16,6 @@ from lrp_loo.lrp.composite import (
     FACTOR_POSITIONS,
     SUMS,
     Operation,
-    all_tensors,
     carries_relevance,
     dependent_tensors,
     mark,
@@ -103,7 +102,7 @@ def operands_read(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def lost_place(values: Any) -> tuple[str, str] | None:  # operation, module path
     "Return where a nested number lost its gradient; None if all carry or none had one."
-    for t in all_tensors(values):
+    for t in tensors_in(values, with_gradient=False):
         place = marks_of(t).lost
         if place and not carries_relevance(t):
             return place
@@ -130,10 +129,12 @@ def mark_lost(
         return False
     # indices and comparisons only select; integers are numbers if they were
     # made of numbers
-    integers = [t for t in all_tensors(values) if not t.is_floating_point()]
+    integers = [
+        t for t in tensors_in(values, with_gradient=False) if not t.is_floating_point()
+    ]
     are_numbers = name in _TO_INTEGER or lost_place(integers) is not None
     any_lost = False
-    for t in all_tensors(out):
+    for t in tensors_in(out, with_gradient=False):
         is_number = t.is_floating_point() or t.is_quantized
         is_number |= are_numbers and t.dtype != torch.bool
         if is_number and not carries_relevance(t):
@@ -148,7 +149,9 @@ def refuse_lost(
 ) -> None:
     "Raise ValueError if an operation uses a number without its gradient."
     numbers = [
-        t for t in all_tensors(values) if name in _COMPUTES or t.is_floating_point()
+        t
+        for t in tensors_in(values, with_gradient=False)
+        if name in _COMPUTES or t.is_floating_point()
     ]
     if place := lost_place(numbers):
         raise lost_gradient(*place)

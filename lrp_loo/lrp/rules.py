@@ -37,7 +37,7 @@ class _ScaleGradient(Function):
     @staticmethod
     def forward(ctx, x, s):
         ctx.s = s
-        return x.view_as(x)
+        return x.detach()  # a model may change it in place; torch forbids that of views
 
     @staticmethod
     def backward(ctx, g):

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import Function
@@ -32,31 +33,31 @@ from lrp_loo.lrp.composite import (
     mark_outputs,
     marks_of,
 )
-from .rules import constant, epsilon_naive, epsilon_rule, scale_gradient
+from .rules import constant, epsilon_rule, scale_gradient
 from ..models.attention import AttentionCall, multi_head_mask, operation_name
 
 # %% auto #0
-__all__ = ['RuleResult', 'RULES', 'identity_rule', 'layer_norm_naive', 'layer_norm_rule', 'rms_norm_rule', 'gamma_rule',
-           'AddedConstant', 'Call', 'unknown', 'linear', 'division', 'layer_norm', 'normalizer', 'unit_norm',
-           'activation', 'power', 'in_place', 'multiplication', 'fused_attention', 'multi_head_attention', 'softmax']
+__all__ = ['RuleResult', 'RULES', 'identity_rule', 'layer_norm_rule', 'rms_norm_rule', 'gamma_rule', 'Call', 'unknown', 'linear',
+           'division', 'layer_norm', 'normalizer', 'unit_norm', 'activation', 'power', 'in_place', 'multiplication',
+           'fused_attention', 'multi_head_attention', 'softmax']
 
 # %% ../../nbs/lib/lrp_table.ipynb #a78548f2
 class _Identity(Function):
     @staticmethod
     def forward(ctx, x, y, eps):
-        ctx.save_for_backward(x, y)
-        ctx.eps = eps
-        return y.view_as(y)
+        # divided here: the model may change both tensors in place
+        if x.dtype not in (torch.float32, torch.float64):  # ε underflows in half
+            ratio = (y.float() / stabilize(x.float(), eps)).to(y.dtype)
+        else:
+            z = stabilize(x, eps)
+            ratio = torch.div(y, z, out=z)  # reuse z's memory
+        ctx.save_for_backward(ratio)
+        return y.detach()
 
     @staticmethod
     def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        if x.dtype not in (torch.float32, torch.float64):  # ε underflows in half
-            ratio = y.float() / stabilize(x.float(), ctx.eps)
-        else:
-            z = stabilize(x, ctx.eps)
-            ratio = torch.div(y, z, out=z)  # reuse z's memory
-        return g * ratio.to(g.dtype), None, None
+        (ratio,) = ctx.saved_tensors
+        return g * ratio, None, None
 
 
 def identity_rule(
@@ -72,21 +73,6 @@ def identity_rule(
     return _Identity.apply(x, y, eps)
 
 # %% ../../nbs/lib/lrp_table.ipynb #2a4d1ead
-def layer_norm_naive(
-    x: torch.Tensor,  # (n,) the input row
-    w: torch.Tensor,  # (n,) weight
-    b: torch.Tensor,  # (n,) bias
-    R: torch.Tensor,  # (n,) relevance of the output
-    ln_eps: float = 1e-12,
-    eps: float = 1e-06,
-) -> torch.Tensor:
-    "Compute LayerNorm's rule for one row as the ε-rule on its explicit matrix."
-    n = len(x)
-    std = (x.var(unbiased=False) + ln_eps).sqrt()
-    M = (torch.eye(n, dtype=x.dtype) - 1 / n) * (w / std)
-    return epsilon_naive(x, M, R, b, eps)
-
-
 class _LayerNorm(Function):
     @staticmethod
     def forward(ctx, x, shape, w, b, eps):
@@ -140,8 +126,9 @@ def gamma_rule(
     eps: float = 1e-9,  # keeps the denominator from being 0
 ) -> Callable[..., torch.Tensor]:  # a rule for `torch.nn.functional.linear`
     "Return the γ-rule: contributions with the output's sign are weighted by 1 + γ."
-    if gamma < 0:
-        raise ValueError(f"gamma must not be negative, got {gamma}")
+    for name, value in dict(gamma=gamma, eps=eps).items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a finite number, 0 or more, got {value}")
 
     def part(t, sign):
         "Return `t` with 0 in place of entries of the other sign."
@@ -152,12 +139,22 @@ def gamma_rule(
     def contributions(f, x, weight, bias, sign):
         "Return the sum of the contributions of one sign."
         from_positive = f(part(x, 1), part(weight, sign), part(bias, sign))
-        return from_positive + f(part(x, -1), part(weight, -sign))
+        return from_positive + f(part(x, -1), part(weight, -sign), None)
 
-    def gamma_linear(f, x, weight, bias=None):
-        y = f(x, weight, bias)
-        positive = contributions(f, x, weight, bias, 1)
-        negative = contributions(f, x, weight, bias, -1)
+    def gamma_linear(f, input, weight=None, bias=None, *args, **kwargs):
+        if operation_name(f) not in LINEAR_LAYERS:
+            raise ValueError(
+                f"gamma_rule got {operation_name(f)}, and takes"
+                f" {', '.join(sorted(LINEAR_LAYERS))}; give with_rule such a function,"
+                " F.conv2d for a module Conv2d"
+            )
+
+        def layer(x, weight, bias):  # with a convolution's stride, padding, …
+            return f(x, weight, bias, *args, **kwargs)
+
+        y = layer(input, weight, bias)
+        positive = contributions(layer, input, weight, bias, 1)
+        negative = contributions(layer, input, weight, bias, -1)
         z = y + gamma * torch.where(y < 0, negative, positive)
         scaled = z * constant(y / stabilize(z, eps))
         # the value of y with the gradient of `scaled`
@@ -174,14 +171,6 @@ _BIAS = {
 }
 # a call's result under its rule, and the rule's name in the report
 RuleResult: TypeAlias = tuple[Any, str]
-
-
-class AddedConstant(NamedTuple):
-    "A constant that was added to an activation."
-
-    layer: int | None  # from 0; None outside the layers
-    kind: str  # 'biases' or 'constants'
-    value: torch.Tensor  # the recorded copy of the constant
 
 
 @dataclass(eq=False)
@@ -229,7 +218,7 @@ class Call:
         if carries_relevance(x):
             return x
         copy = x.detach().clone().requires_grad_()
-        self.context.constants.append(AddedConstant(self.context.layer, kind, copy))
+        self.context.constants.append((kind, copy))
         return copy
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000000a
@@ -318,6 +307,7 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
     func = getattr(torch.Tensor, name, None) or getattr(F, name)
     target, *others = call.args
     copy = target.clone()
+    mark_outputs(copy, **vars(marks_of(target)))
     mark_outputs(copy, depends=carries_relevance(target))
     name = operation_name(func)
     new_call = replace(call, func=func, name=name, args=(copy, *others))

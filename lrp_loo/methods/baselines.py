@@ -33,13 +33,7 @@ from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..loo import many_loo
 from ..loo.states import PER_TOKEN
-from lrp_loo.loo.removals import (
-    Removal,
-    as_removal,
-    default_removal,
-    fill_id,
-    input_positions,
-)
+from ..loo.removals import EncodedText, Removal, as_removal
 from ..lrp import lrp_rules
 from ..lrp.composite import Composite, attn_lrp, gradient
 from ..lrp.report import input_gradient
@@ -77,22 +71,6 @@ def _embedding_sums(model):
         yield sums
 
 
-def _run_rules(model, batch, composite, target, strict):
-    "Run the model under a rule set; return embeddings, explained numbers, readout."
-    if isinstance(target, GeneratedReadout):
-        batch = batch | last_rows_only(model, target)
-    with (
-        torch.enable_grad(),
-        read_row_only(model, target),
-        watch_embeddings(model) as embeddings,
-        lrp_rules(model, composite or attn_lrp(), strict=strict),
-    ):
-        out = forward(model, batch)
-    readout = as_readout(target, out, batch)
-    with torch.enable_grad():
-        return embeddings[0], readout(out), readout
-
-
 def lrp_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,  # its padding token is used
@@ -105,14 +83,24 @@ def lrp_scores(
 ) -> Scores:  # a score per token (patch)
     "Compute every token's relevance in one forward and backward pass (section 2.3)."
     is_word = one_of('embeddings', embeddings, ('word', 'sum')) == 'word'
-    batch = pad_batch(tokenizer, encs)
-    with contextlib.nullcontext() if is_word else _embedding_sums(model) as sums:
-        x, values, readout = _run_rules(model, batch, composite, target, strict)
-    x_or_sum = x.detach() if is_word else sums[0]
-    relevance = x_or_sum * input_gradient(values, x)
+    batch, n_backward = pad_batch(tokenizer, encs), 1
+    if isinstance(target, GeneratedReadout):
+        batch = batch | last_rows_only(model, target)
+        n_backward = len(target)  # one for each explained number
+    with (
+        torch.enable_grad(),
+        contextlib.nullcontext() if is_word else _embedding_sums(model) as sums,
+        read_row_only(model, target),
+        watch_embeddings(model) as embeddings,
+    ):
+        with lrp_rules(model, composite or attn_lrp(), strict=strict):
+            out = forward(model, batch)
+        readout = as_readout(target, out, batch)
+        values = readout(out)
+        del out
+    x = embeddings[0]
+    relevance = (x.detach() if is_word else sums[0]) * input_gradient(values, x)
     values = values.detach().flatten()
-    # one backward pass per explained number
-    n_backward = len(values) if isinstance(target, GeneratedReadout) else 1
     cost = 1 + (GRADIENT_PASS - 1) * n_backward
     return Scores(
         relevance if dims else sum_over_features(relevance),
@@ -131,11 +119,6 @@ IG_TOLERANCE = 0.02  # accepted error of the sum, relative to f(x) − f(baselin
 def _ig_baseline(model, tokenizer, batch, x, baseline):
     "Return the embeddings at the start of the path, and the baseline's name."
     if torch.is_tensor(baseline):
-        if baseline.shape not in (x.shape, (1, *x.shape[1:])):
-            raise ValueError(
-                f"baseline has shape {tuple(baseline.shape)}, and the embeddings"
-                f" {tuple(x.shape)}; give it this shape, or one row for all"
-            )
         return baseline.detach().to(x).expand_as(x), 'given'
     has_ids, has_pixels = 'input_ids' in batch, 'pixel_values' in batch
     if baseline is None:
@@ -414,7 +397,7 @@ def rollout_scores(
     R = reduce(lambda product, A: A @ product, maps_with_residual)  # [batch, n, n]
     rows = _explained_row(maps, readout, batch)
     # class tokens of a vision model precede the patches
-    n_extra = n - input_positions(model, batch)
+    n_extra = n - EncodedText(model, batch).n_positions
     scores = R[torch.arange(len(R), device=R.device), rows][:, n_extra:]
     info = dict(residual=residual, forward_equivalents=1)
     return Scores(scores, values, readout, [info | dict(row=i) for i in rows.tolist()])
@@ -446,20 +429,19 @@ def loo_scores(
     "Compute exact Leave-One-Out (section 2.1); texts are not padded."
     texts = [one_text(e) for e in encs]
     units = units or [None] * len(texts)
-    removal = removal or default_removal(texts[0])
+    removal = as_removal(removal, texts[0])
     scores_of_texts, values, readouts, _ = zip(
         *many_loo(
             model,
             texts,
             target,
             removal,
-            fill_id(tokenizer, removal),
+            removal.fill(tokenizer),
             [None if u is None else u.number for u in units],
             token_budget,
             progress,
         )
     )
-    removal = as_removal(removal)
     info = removal.info() | dict(exact=True)
     costs = [
         _loo_cost(model, enc, target, u, removal, len(loo))

@@ -15,12 +15,15 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from ..core.arguments import Methods, OneMethod
+import torch
+
+from ..core.arguments import Methods, OneMethod, one_of
 from ..core.hooks import restores_state
 from ..estimate import removal_loo_scores, removal_rows_scores, removal_scores
 from ..estimate.auto import auto_scores
 from ..lrp.composite import Composite, attn_lrp, cp_lrp, gradient
 from .baselines import ig_scores, loo_scores, lrp_scores, rollout_scores
+from ..models.objects import DifferentAnswer
 from ..models.structure import walk_once
 
 # %% ../../nbs/lib/methods_table.ipynb #5e1f690f
@@ -57,12 +60,10 @@ def check_options(
     unknown = [] if names is None else [name for name in options if name not in names]
     if not unknown:
         return
-    owners = {}  # option → what it belongs to
+    owners = dict.fromkeys(EXPLAIN_PARAMETERS, ' of explain')
     for other, record in METHODS.items():
         for option in options_of(record.run) or ():
             owners.setdefault(option, f" of method {other!r}")
-    for option in EXPLAIN_PARAMETERS:
-        owners.setdefault(option, ' of explain')
     owners |= dict.fromkeys(names, '')
     name = unknown[0]
     suggestion = ''
@@ -106,7 +107,14 @@ class Method:
         # a user's function may change the model: find its modules anew at each use
         is_ours = any(self is method for method in METHODS.values())
         with contextlib.nullcontext() if is_ours else walk_once(False):
-            return self.run(*args, **options)
+            try:
+                return self.run(*args, **options)
+            except RuntimeError as e:
+                if 'modified by an inplace operation' not in str(e):
+                    raise
+            # the model changes a tensor in place that the backward pass needs
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                return self.run(*args, **options)
 
 
 def _innermost(function):
@@ -123,21 +131,14 @@ def as_method(
     "Return the `Method`; raise ValueError for a name that is not in METHODS."
     if isinstance(method, Method):
         return method
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]
-    if not callable(method):
-        hint = ", or a function as in METHODS"
-        for nearest in get_close_matches(str(method), METHODS, 1):
-            hint += f"; did you mean {nearest!r}?"
-        if isinstance(method, (list, tuple)) or ',' in str(method):
-            hint = (
-                ", one per call; for several, call explain with each, and `compare` the"
-                " maps of a text (`audit` takes a list)"
-            )
+    if callable(method):
+        return Method(method)
+    if isinstance(method, (list, tuple)) or ',' in str(method):
         raise ValueError(
-            f"method {method!r} is not known; take one of {', '.join(METHODS)}{hint}"
+            f"method={method!r} are several, and one is taken; call explain with each,"
+            " and `compare` the maps of a text (`audit` takes a list)"
         )
-    return Method(method)
+    return METHODS[one_of('method', method, METHODS)]
 
 
 def method_name(
@@ -163,8 +164,6 @@ def as_methods(
     "Return {name: (method, options)}; raise for a method that is not known."
     if isinstance(method, str):
         method = [name.strip() for name in method.split(',')]
-    if isinstance(method, Method):
-        method = {method_name(method): (method, {})}
     if not isinstance(method, Iterable) or not method:
         raise TypeError(
             "method must be a name, a list of names, or name → (method, options),"
@@ -194,6 +193,8 @@ def or_refusal(
     """
     try:
         return call()
+    except DifferentAnswer:
+        raise
     except (ValueError, NotImplementedError) as e:
         return Refusal(' '.join(str(e).split()) or type(e).__name__)
 

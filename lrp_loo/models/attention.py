@@ -167,10 +167,9 @@ def refuse_compiled(model: torch.nn.Module) -> None:
     kinds = {getattr(c, '_attn_implementation', None) for c in configs}
     if 'flex_attention' in kinds:  # transformers compiles it
         raise TypeError(
-            "the model's attention is flex_attention, which is compiled, and"
-            " rules need eager execution; call"
-            " model.set_attn_implementation('sdpa') (or 'eager'), or use"
-            " method='loo'"
+            "the model's attention is flex_attention, which is compiled, and rules need"
+            " eager execution; call model.set_attn_implementation('sdpa') (or 'eager'),"
+            " or use method='loo'"
         )
     for path, module in all_modules(model).items():
         if (

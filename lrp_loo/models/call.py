@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CACHES', 'WatchedEmbeddings', 'watch_embeddings', 'check_model', 'check_finite', 'gradients_enabled',
            'autograd_inputs', 'forward', 'has_foreign_hooks', 'is_modified', 'ChangedModules', 'changed_modules',
-           'has_global_changes', 'any_modified']
+           'depends_on_batch', 'has_global_changes', 'any_modified']
 
 # %% ../../nbs/lib/models_call.ipynb #00000002
 import contextlib
@@ -20,10 +20,9 @@ from torch.utils._device import DeviceContext
 
 from ..core.hooks import Hook, forward_hooks, restores_state
 from .attention import current_positions
-from .encoding import MAIN_INPUTS, MEDIA_INPUTS
+from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
 from lrp_loo.models.structure import (
-    VARIADIC,
     all_modules,
     device_of,
     embedding_modules,
@@ -163,11 +162,10 @@ def _check_inputs(model):
             f"{kind} reads several texts at once, (batch, choices, tokens), and"
             " one text is explained; take explain_choices"
         )
-    arguments = forward_arguments(model)
-    is_open = any(p.kind in VARIADIC for p in arguments.values())
-    if not is_open and not MAIN_INPUTS.keys() & arguments.keys():
+    names = input_names(model)
+    if not names.others and not MAIN_INPUTS.keys() & names.named.keys():
         raise ValueError(
-            f"{kind}'s forward takes {', '.join(arguments) or 'nothing'}, and a model"
+            f"{kind}'s forward takes {', '.join(names.named) or 'nothing'}, and a model"
             " is called with input_ids, or with pixel_values; write a module"
             " around it whose forward takes one of them"
         )
@@ -206,9 +204,12 @@ def _check_module(model):
     # UMT5's encoder has the configuration of the whole encoder-decoder
     has_decoder = has_decoder and any(p.endswith('decoder') for p in all_modules(model))
     if has_decoder and not isinstance(model, MultiPartModel):
+        advice = f"give the {type(inside).__name__} in it"
+        if inside is model:
+            advice = "take a model of texts, or of images without a decoder"
         raise ValueError(
             f"{type(model).__name__} contains an encoder-decoder, and does not show"
-            f" which part reads which input; give the {type(inside).__name__} in it"
+            f" which part reads which input; {advice}"
         )
     if any(p.is_meta or hasattr(p, 'full_tensor') for p in model.parameters()):
         raise ValueError(
@@ -297,6 +298,7 @@ def autograd_inputs(batch: dict) -> dict:
 @restores_state
 def forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Call the model on encoded inputs, without a decoder's cache; return its output."
+    check_image(inputs)
     names = forward_arguments(model)
     may_cache = 'use_cache' in names or (
         any(name in names for name in CACHES)
@@ -337,8 +339,9 @@ def is_modified(m: torch.nn.Module) -> bool:
     if not _PLAIN_WEIGHTS.issuperset(map(type, weights)):
         return True
     libraries = ('transformers.', 'torch.nn.')
-    names = type(m).__module__, getattr(type(m).forward, '__module__', '')
-    return not all(name.startswith(libraries) for name in names)
+    is_known = type(m).__module__.startswith(libraries)
+    of_forward = getattr(type(m).forward, '__module__', '')
+    return not (is_known and of_forward.startswith(libraries))
 
 
 class ChangedModules(NamedTuple):
@@ -354,6 +357,13 @@ def changed_modules(model: torch.nn.Module) -> ChangedModules:
     modules = all_modules(model).values()
     listened = set(filter(has_foreign_hooks, modules))
     return ChangedModules(listened, listened | set(filter(is_modified, modules)))
+
+
+@cached_in_call
+def depends_on_batch(model: torch.nn.Module) -> bool:
+    "Return True for dynamic quantization: its ranges are those of the whole batch."
+    modules = all_modules(model).values()
+    return any('.quantized.dynamic.' in type(m).__module__ for m in modules)
 
 
 def has_global_changes(model: torch.nn.Module) -> bool:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TOKEN_BUDGET', 'NO_LIMIT', 'MAIN_INPUTS', 'MEDIA_INPUTS', 'as_texts', 'is_encoding', 'is_message', 'check_text',
-           'check_ids', 'special_ids', 'special_mask', 'attended_tokens', 'max_tokens', 'surrounding_ids',
-           'tokenize_text', 'Reader', 'encode']
+           'check_ids', 'check_image', 'special_ids', 'special_mask', 'attended_tokens', 'max_tokens',
+           'surrounding_ids', 'tokenize_text', 'Reader', 'encode']
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000002
 import reprlib
@@ -22,7 +22,7 @@ from lrp_loo.models.structure import (
     device_of,
     input_embeddings,
     input_names,
-    last_of_call,
+    cached_in_call,
     position_offset,
     unwrapped_model,
 )
@@ -54,13 +54,10 @@ def as_texts(texts: Texts) -> list:
     return list(texts)
 
 
-def _is_encoded_as(x, name):
-    return isinstance(x, Mapping) and name in x and len(x[name]) > 0
-
-
 def is_encoding(x: Any) -> bool:
     "Return True if a text or image is already encoded."
-    return any(_is_encoded_as(x, name) for name in MAIN_INPUTS)
+    names = MAIN_INPUTS.keys() & x.keys() if isinstance(x, Mapping) else ()
+    return any(x[name] is not None and len(x[name]) > 0 for name in names)
 
 
 def is_message(x: Any) -> bool:
@@ -74,7 +71,7 @@ def _chat_advice(text):
         return ''
     return (
         "; a chat, a list of messages {'role': …, 'content': …}, is for"
-        " explain_generation, which explains what a chat model answers to it"
+        " explain, or for explain_generation, which explains the answer to it"
     )
 
 
@@ -99,10 +96,22 @@ def check_text(text: Any, name: str = 'text') -> None:
 def check_ids(model: torch.nn.Module, ids: torch.Tensor) -> None:
     "Raise ValueError for ids without an embedding, which would crash a GPU."
     n = getattr(input_embeddings(model), 'num_embeddings', None)
-    if n is not None and ids.numel() and (top := int(ids.max())) >= n:
+    if n is not None and ids.numel() and not 0 <= ids.min() <= ids.max() < n:
         raise ValueError(
-            f"the text has token ids up to {top} and {type(model).__name__} has"
-            f" {n} embeddings; is the tokenizer another model's?"
+            f"the text has token ids from {ids.min()} to {ids.max()} and"
+            f" {type(model).__name__} has {n} embeddings, 0 to {n - 1}; is the"
+            " tokenizer another model's?"
+        )
+
+
+def check_image(inputs: Mapping[str, Any]) -> None:
+    "Raise ValueError for the frames of a video."
+    pixels = inputs.get('pixel_values')
+    if 'input_ids' not in inputs and getattr(pixels, 'ndim', 4) == 5:
+        raise ValueError(
+            f"pixel_values of shape {tuple(pixels.shape)} are several images, such as"
+            " the frames of a video, and one image, (1, channels, height, width), is"
+            " explained; take a model of images, and give it the frames one by one"
         )
 
 
@@ -164,9 +173,9 @@ def surrounding_ids(tokenizer: Tokenizer, text: str) -> tuple[list, list, list]:
     return [], ids, []
 
 
-@last_of_call
-def _call_tokenizer(tokenizer, parts, options):
-    return tokenizer(*parts, **dict(options))
+@cached_in_call
+def _call_tokenizer(call, parts, options):
+    return call(*parts, **dict(options))
 
 
 def tokenize_text(
@@ -188,7 +197,9 @@ def tokenize_text(
     limits = {}
     if max_length is not None:
         limits = dict(truncation=True, max_length=max_length + n_front)
-    enc = _call_tokenizer(tokenizer, parts, tuple((limits | options).items()))
+    # the method, because a tokenizer itself may have no hash
+    call, given = tokenizer.__call__, tuple((limits | options).items())
+    enc = _call_tokenizer(call, parts, given)
     ids = torch.as_tensor(enc['input_ids']).flatten().tolist()
     end = len(ids) - n_back
     # truncation has removed the special tokens written at the end
@@ -235,19 +246,25 @@ def _model_inputs(model, enc, by_caller=False):
     for name, v in enc.items():
         if v is None or name in _IGNORED_INPUTS or name.endswith('labels'):
             continue
-        v = _as_tensor(v)
+        option, v = v, _as_tensor(v)
         has_content = v is not None and v.ndim > 1
         # an input of zeros is the same as none
         has_content = has_content and (name in MAIN_INPUTS or bool(v.any()))
         is_unused = has_content and name not in accepted and not names.others
         if by_caller:
-            _check_input(type(model).__name__, name, v, name in accepted, is_unused)
+            _check_input(type(model).__name__, name, v, is_unused)
+        if name in accepted and option is not False and (v is None or not v.ndim):
+            raise ValueError(
+                f"the encoding holds {name} = {option!r}, and inputs are tensors with a"
+                " row for each text; leave it out (an image of another size: let the"
+                " processor resize it)"
+            )
         if v is not None and name in accepted or has_content and names.others:
             inputs[name] = v.to(device_of(model))
     return inputs
 
 
-def _check_input(kind, name, v, is_accepted, is_unused):
+def _check_input(kind, name, v, is_unused):
     "Raise an error for an entry of the caller's encoding that the model cannot use."
     if name in _FIXED_INPUTS:
         raise ValueError(
@@ -256,7 +273,7 @@ def _check_input(kind, name, v, is_accepted, is_unused):
         )
     if name in MAIN_INPUTS and v is None:
         raise TypeError(f"{name} must be numbers in rows of equal length")
-    if is_unused or is_accepted and (v is None or not v.ndim):
+    if is_unused:
         raise ValueError(
             f"the encoding holds {name}, and {kind} takes no such input; leave it out"
         )
@@ -301,6 +318,7 @@ def _select_tokens(enc, index):
 def _check_encoding(model, reader, encoding):
     "Check the caller's encoding; return it as `encode` does, without padding."
     enc = _model_inputs(model, encoding, by_caller=True)
+    check_image(enc)
     name = next(n for n in MAIN_INPUTS if n in enc)
     shape = tuple(enc[name].shape)
     if len(shape) != MAIN_INPUTS[name] or shape[0] != 1:
@@ -322,8 +340,8 @@ def _check_encoding(model, reader, encoding):
     attended = attended_tokens(enc)
     if attended is None:
         return enc
-    indices = torch.where(attended)[0].tolist()
-    return _select_tokens(enc, slice(indices[0], indices[-1] + 1))
+    # padding in front stays: it shifts the positions, or is the row that is read
+    return _select_tokens(enc, slice(int(torch.where(attended)[0][-1]) + 1))
 
 
 def _encode_image(model, processor, image):

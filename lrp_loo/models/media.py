@@ -9,6 +9,7 @@ __all__ = ['PICTURE_SIZE', 'picture', 'ImageInText', 'ImageAndText']
 import base64
 import struct
 import zlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -246,6 +247,12 @@ class ImageInText(_WithImages):
         ]
 
 # %% ../../nbs/lib/models_media.ipynb #00000009
+def _patches(table, pixels):
+    "Return an image's embeddings (batch, n, d), by a convolution or a linear map."
+    x = table.forward(pixels.to(table.weight.dtype))
+    return x.flatten(2).mT if x.ndim == 4 else x
+
+
 class ImageAndText(_WithImages):
     "A wrapper of CLIP or SigLIP, which compute the score of an image and a text."
 
@@ -271,47 +278,44 @@ class ImageAndText(_WithImages):
         # (batch, T) the text's tokens, then a filler token for each patch
         input_ids: torch.Tensor | None,
         tower_ids: torch.Tensor | None,  # (batch, T) 0: the text's; 1: a patch
-        pixel_values: torch.Tensor | None,  # (batch, channels, height, width)
+        # pixel_values (batch, channels, height, width); or patches (batch, n, d) and
+        # spatial_shapes (batch, 2), their rows and columns
+        **image: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         n = n_first(tower_ids)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         text, patches = positions[:n], positions[n:]
         vision = self.inside.vision_model
 
-        def set_positions(rows):
-            def enter(module, args, kwargs):
-                POSITIONS.set(Positions(rows, rows))
-
-            return enter
+        def set_positions(rows, module, args, kwargs):
+            POSITIONS.set(Positions(rows, rows))
 
         def enter_encoder(module, args, kwargs):
             x = kwargs.get('inputs_embeds', args[0] if args else None)
             class_tokens = patches.new_full((x.shape[1] - len(patches),), -1)
-            rows = torch.cat([class_tokens, patches])
-            POSITIONS.set(Positions(rows, rows))
+            set_positions(torch.cat([class_tokens, patches]), module, args, kwargs)
 
         def enter_pooling(module, args, kwargs):
             x = kwargs.get('query', args[0] if args else None)
             POSITIONS.set(Positions(patches.new_full((x.shape[1],), -1), patches))
 
         hooks = [
-            (self.inside.text_model, set_positions(text), None),
-            (self.tables()[1], set_positions(patches), None),
+            (self.inside.text_model, partial(set_positions, text), None),
+            (self.tables()[1], partial(set_positions, patches), None),
             (vision.encoder, enter_encoder, None),
         ]
         for m in vision.modules():
             if isinstance(m, torch.nn.MultiheadAttention):
                 hooks.append((m, enter_pooling, None))
         with at_positions(NO_POSITIONS), forward_hooks(hooks):
-            out = self.inside(input_ids=input_ids[:, :n], pixel_values=pixel_values)
+            out = self.inside(input_ids=input_ids[:, :n], **image)
         return dict(logits=out.logits_per_image.diagonal()[:, None])
 
     def embedded(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         "Return the text's and the image's embeddings, zero-padded to the same width."
         table, convolution = self.tables()
         text = table.forward(inputs['input_ids'][:, : n_first(inputs['tower_ids'])])
-        pixels = inputs['pixel_values'].to(convolution.weight.dtype)
-        patches = convolution.forward(pixels).flatten(2).mT
+        patches = _patches(convolution, inputs['pixel_values'])
         d = max(text.shape[-1], patches.shape[-1])
         return torch.cat([pad(x, (0, d - x.shape[-1])) for x in (text, patches)], 1)
 
@@ -334,25 +338,37 @@ class ImageAndText(_WithImages):
             )
         enc = reader.encode(self.inside, text)
         ids, pixels = enc['input_ids'], enc['pixel_values']
-        others = enc.keys() - {'input_ids', 'attention_mask', 'pixel_values'}
-        if others or len(pixels) != 1 or pixels.ndim != 4:
+        shapes = enc.get('spatial_shapes')
+        inputs = {'input_ids', 'attention_mask', 'pixel_values', 'spatial_shapes'}
+        if shapes is not None:  # SigLIP 2, whose patches may be padded
+            inputs.add('pixel_attention_mask')
+            pixels = pixels[:, : int(shapes[0].prod())]
+        others = enc.keys() - inputs
+        if others or len(pixels) != 1 or pixels.ndim != (4 if shapes is None else 3):
             raise ValueError(
                 f"{name} is explained for one image of shape (1, channels, height,"
-                f" width); got {tuple(pixels.shape)}"
+                " width), or for its patches (1, n, d) with spatial_shapes; got"
+                f" {tuple(pixels.shape)}"
                 + (f" and {', '.join(sorted(others))}" if others else '')
             )
+        pixels = pixels.to(self.dtype)
         with torch.no_grad():
-            pixels = pixels.to(self.dtype)
-            n = self.tables()[1](pixels)[0, 0].numel()
+            n = _patches(self.tables()[1], pixels).shape[1]
         special = special_ids(reader.tokenizer)
         filler = next(i for i in range(len(special) + 1) if i not in special)
         patches = ids.new_full((1, n), filler)
         row = join_parts(dict(input_ids=ids), dict(input_ids=patches))
-        return row | dict(pixel_values=pixels)
+        row['pixel_values'] = pixels
+        return row if shapes is None else row | dict(spatial_shapes=shapes)
 
     def images(self, enc: dict[str, torch.Tensor]) -> list[tuple[Any, ...]]:
         "Return the image's first position, number of patches, grid and picture."
         n = int((enc['tower_ids'] == 1).sum())
-        grid = _grid(n, *enc['pixel_values'].shape[-2:])
-        start = enc['input_ids'].shape[1] - n
-        return [(start, n, grid, picture(enc['pixel_values'][0]))]
+        pixels = enc['pixel_values'][0]
+        if 'spatial_shapes' in enc:
+            rows, columns = enc['spatial_shapes'][0].tolist()
+            size = self.config.vision_config.patch_size
+            pixels = pixels.view(rows, columns, size, size, -1)
+            pixels = pixels.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)
+        grid = _grid(n, *pixels.shape[-2:])
+        return [(enc['input_ids'].shape[1] - n, n, grid, picture(pixels))]

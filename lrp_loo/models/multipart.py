@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['POOLINGS', 'MultiPartModel', 'n_first', 'join_parts', 'EncoderDecoder', 'ReadTwice', 'SoundDecoder', 'pool',
-           'SimilarityOutput', 'TwoTowers', 'two_towers']
+           'TwoTowers', 'two_towers']
 
 # %% ../../nbs/lib/models_multipart.ipynb #00000002
 import contextlib
 import reprlib
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ from lrp_loo.models.encoding import (
     is_encoding,
     max_tokens,
 )
-from .structure import device_of, input_embeddings
+from .structure import device_of, forward_arguments, input_embeddings
 
 # %% ../../nbs/lib/models_multipart.ipynb #00000005
 class MultiPartModel(torch.nn.Module):
@@ -53,10 +54,6 @@ class MultiPartModel(torch.nn.Module):
     @property
     def config(self) -> Any:
         return self.inside.config
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.inside)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,20 +95,20 @@ def join_parts(*parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _run_by_length(
-    # run(n, ids, mask) → (batch, …) for rows with n tokens of the first part
-    run: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    # run(n, row) → (batch, …) for rows with n tokens of the first part
+    run: Callable[[int, dict[str, torch.Tensor]], torch.Tensor],
     tower_ids: torch.Tensor,
+    **row: torch.Tensor | None,  # the other inputs, (batch, T, …) each
 ) -> torch.Tensor:
     "Run rows with equally long first parts together; return right-aligned outputs."
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if row.get('attention_mask') is None:
+        row['attention_mask'] = torch.ones_like(row['input_ids'])
     lengths = (tower_ids == 0).sum(1)
     sizes = lengths.unique().tolist()
     if len(sizes) == 1:
-        return run(sizes[0], input_ids, mask)
+        return run(sizes[0], row)
     groups = [torch.where(lengths == n)[0] for n in sizes]
-    parts = [run(n, input_ids[g], mask[g]) for n, g in zip(sizes, groups)]
+    parts = [run(n, {k: v[g] for k, v in row.items()}) for n, g in zip(sizes, groups)]
     longest = max(x.shape[1] for x in parts)
     out = parts[0].new_zeros(len(lengths), longest, *parts[0].shape[2:])
     for g, x in zip(groups, parts):
@@ -127,12 +124,11 @@ def _track_positions(model, source_positions, decoder_positions):
     """
     states, attends_source, previous = None, False, []
 
-    def enter(rows, keys):
+    def enter(rows, keys, *_):
         previous.append(current_positions())
         POSITIONS.set(NO_POSITIONS if rows is None else Positions(rows, keys))
 
-    def enter_encoder(module, args, kwargs):
-        enter(source_positions, source_positions)
+    enter_encoder = partial(enter, source_positions, source_positions)
 
     def enter_decoder(module, args, kwargs):
         nonlocal states
@@ -169,7 +165,7 @@ def _track_positions(model, source_positions, decoder_positions):
         )
 
 
-def _causal_output(logits):
+def _as_output(logits):
     from transformers.modeling_outputs import CausalLMOutput
 
     return CausalLMOutput(logits=logits)
@@ -177,6 +173,7 @@ def _causal_output(logits):
 
 # keys in a configuration: the decoder's first token, the first generated token
 _START, _FORCED = 'decoder_start_token_id', 'forced_bos_token_id'
+_MASK = 'attention_mask'
 
 
 class EncoderDecoder(MultiPartModel):
@@ -189,10 +186,11 @@ class EncoderDecoder(MultiPartModel):
         tower_ids: torch.Tensor | None = None,  # (batch, T) 0: encoder; 1: decoder
     ) -> Any:
         "Return the logits at the decoder's tokens."
-        logits = _run_by_length(self._logits, input_ids, attention_mask, tower_ids)
-        return _causal_output(logits)
+        row = dict(input_ids=input_ids, attention_mask=attention_mask)
+        return _as_output(_run_by_length(self._logits, tower_ids, **row))
 
-    def _logits(self, n, input_ids, mask):
+    def _logits(self, n, row):
+        input_ids, mask = row['input_ids'], row['attention_mask']
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         with _track_positions(self.inside, positions[:n], positions[n:]):
             return self.inside(
@@ -238,7 +236,7 @@ class EncoderDecoder(MultiPartModel):
         answer so far).
         """
         names = text if is_encoding(text) else ()
-        if others := sorted(k for k in names if k.startswith('decoder_')):
+        if others := sorted(k for k in names if k.startswith(('decoder_', 'labels'))):
             raise ValueError(
                 f"the encoding holds {', '.join(others)}; what the decoder reads is a"
                 " text: give a pair (source, answer so far)"
@@ -249,8 +247,14 @@ class EncoderDecoder(MultiPartModel):
                 "a pair is a source and the decoder's answer so far, and this tuple"
                 f" has {1 + len(answer)} parts"
             )
+        if 'input_ids' not in forward_arguments(self.inside):
+            raise ValueError(
+                f"{type(self).__name__} reads no source text (Whisper and Speech2Text"
+                " are explained with a sound, none with an image)"
+            )
         decoder_ids = self.start_ids()
         for part in answer:
+            check_text(source, 'source of a pair')
             decoder_ids += self.answer_ids(reader.tokenizer, part)
         enc = reader.encode(self.inside, source)
         return self._row(reader.tokenizer, enc, decoder_ids)
@@ -261,7 +265,7 @@ class EncoderDecoder(MultiPartModel):
             raise ValueError(
                 f"the decoder reads {len(ids)} tokens and the model takes {limit}"
             )
-        row = torch.tensor([ids], device=self.device)
+        row = torch.tensor([ids], device=device_of(self))
         check_ids(self.inside, row)
         return dict(input_ids=row, attention_mask=torch.ones_like(row))
 
@@ -337,18 +341,22 @@ class SoundDecoder(EncoderDecoder):
     def forward(
         self,
         input_ids: torch.Tensor,  # (batch, T) the decoder's tokens
-        input_features: torch.Tensor | None,  # (batch, n_mels, n_frames)
+        input_features: torch.Tensor | None,  # (batch, …): n_mels and n_frames
         attention_mask: torch.Tensor | None = None,  # (batch, T)
+        feature_mask: torch.Tensor | None = None,  # (batch, n_frames)
     ) -> Any:
+        sound = dict(input_features=input_features)
+        if feature_mask is not None:
+            sound['attention_mask'] = feature_mask
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         with _track_positions(self.inside, None, positions):
             out = self.inside(
-                input_features=input_features,
+                **sound,
                 decoder_input_ids=input_ids,
                 decoder_attention_mask=attention_mask,
                 use_cache=False,
             )
-        return _causal_output(out.logits)
+        return _as_output(out.logits)
 
     def stacks(self) -> list[torch.nn.Module]:
         return [self.inside.get_decoder()]
@@ -356,24 +364,39 @@ class SoundDecoder(EncoderDecoder):
     embedded = MultiPartModel.embedded
 
     def encoded(self, text: Any, reader: Reader) -> dict[str, torch.Tensor]:
-        "Return one row for a pair: the extractor's input_features, the answer so far."
+        """Return one row for a pair: the extractor's input_features, or all that it
+        returned; and the answer so far.
+        """
         if not isinstance(text, tuple) or len(text) != 2:
             raise TypeError(
                 f"{type(self).__name__} reads a sound; give a pair (input_features,"
                 " text); its feature extractor makes the input_features"
             )
-        features = torch.as_tensor(text[0])
+        is_mapping = isinstance(text[0], Mapping)
+        sound = dict(text[0]) if is_mapping else dict(input_features=text[0])
+        features, mask = (sound.pop(k, None) for k in ('input_features', _MASK))
+        if features is None or sound:
+            raise ValueError(
+                f"a sound of {type(self).__name__} is its input_features and their"
+                f" {_MASK}, got {', '.join(text[0])}"
+            )
+        features = torch.as_tensor(features)
         features = features[None] if features.ndim == 2 else features
         if features.ndim != 3 or len(features) != 1:
             raise ValueError(
-                "input_features of one sound are of shape (1, n_mels, n_frames), got"
-                f" {tuple(features.shape)}"
+                "input_features of one sound are of shape (1, n_mels, n_frames) or (1,"
+                f" n_frames, n_mels), got {tuple(features.shape)}"
             )
         start = getattr(reader.tokenizer, 'prefix_tokens', None) or self.start_ids()
         ids = [*start, *self.answer_ids(reader.tokenizer, text[1])]
         limit = getattr(self.config, 'max_target_positions', None)
-        features = features.to(self.device, self.dtype)
-        return self._decoder_row(ids, limit) | dict(input_features=features)
+        row = self._decoder_row(ids, limit)
+        row['input_features'] = features.to(row['input_ids'].device, self.dtype)
+        if mask is not None:
+            row['feature_mask'] = torch.as_tensor(mask, device=device_of(self)).reshape(
+                1, -1
+            )
+        return row
 
 # %% ../../nbs/lib/models_multipart.ipynb #0000000b
 POOLINGS = ('mean', 'cls', 'last')
@@ -390,39 +413,33 @@ def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
-class SimilarityOutput(NamedTuple):
-    "The output of `TwoTowers`."
-
-    logits: torch.Tensor  # (batch, 1)
-
-
 class TwoTowers(MultiPartModel):
     "A wrapper of an encoder that computes the similarity of two texts' embeddings."
 
     pooling, normalize = 'mean', True
+    n_dims = None  # number of the embeddings' first dimensions; None: all
 
     def forward(
         self,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None = None,
-        tower_ids: torch.Tensor | None = None,
-    ) -> SimilarityOutput:
-        logits = _run_by_length(self._similarity, input_ids, attention_mask, tower_ids)
-        return SimilarityOutput(logits)
+        tower_ids: torch.Tensor | None,  # (batch, T) 0: the first text; 1: the second
+        **row: torch.Tensor,  # (batch, T, …) each: the encoder's inputs of both texts
+    ) -> Any:
+        return _as_output(_run_by_length(self._similarity, tower_ids, **row))
 
-    def _similarity(self, n, input_ids, mask):
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    def _similarity(self, n, row):
+        ids = row['input_ids']
+        positions = torch.arange(ids.shape[1], device=ids.device)
         first, second = (
-            self._embedding(input_ids[:, part], mask[:, part], positions[part])
+            self._embedding({k: v[:, part] for k, v in row.items()}, positions[part])
             for part in (slice(0, n), slice(n, None))
         )
         return (first * second).sum(-1, keepdim=True)
 
-    def _embedding(self, ids, mask, positions):
+    def _embedding(self, inputs, positions):
         "Return the embeddings of texts, (batch, d)."
         with at_positions(Positions(positions, positions)):
-            states = self.inside(input_ids=ids, attention_mask=mask)[0]
-        pooled = pool(states, mask, self.pooling)
+            states = self.inside(**inputs)[0]
+        pooled = pool(states, inputs['attention_mask'], self.pooling)[:, : self.n_dims]
         return F.normalize(pooled, dim=-1) if self.normalize else pooled
 
     def encoded(self, text: Any, reader: Reader) -> dict[str, torch.Tensor]:
@@ -432,18 +449,19 @@ class TwoTowers(MultiPartModel):
                 f"{type(self).__name__} compares two texts, and explains why they are"
                 f" alike: give a pair (first, second), got {reprlib.repr(text)}"
             )
-        parts = [reader.encode(self.inside, t) for t in text]
-        names = ('input_ids', 'attention_mask')
-        return join_parts(*({k: part[k] for k in names} for part in parts))
+        for part in text:
+            check_text(part)
+        return join_parts(*(reader.encode(self.inside, part) for part in text))
 
 
 def two_towers(
     model: torch.nn.Module,  # an encoder of transformers, in eval mode
     pooling: str = 'mean',  # one of POOLINGS
     normalize: bool = True,  # to length 1: cosine similarity instead of the dot product
+    n_dims: int | None = None,  # of the embeddings, the first ones; None: all
 ) -> TwoTowers:
     "Return a model of the similarity of two texts; give it to `explain` with pairs."
     towers = TwoTowers.wrap(model)
     towers.pooling = one_of('pooling', pooling, POOLINGS)
-    towers.normalize = normalize
+    towers.normalize, towers.n_dims = normalize, n_dims
     return towers

@@ -9,15 +9,15 @@ __all__ = ['KINDS', 'Parts', 'PartLocations', 'locate_parts', 'is_parts', 'resol
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..core.hooks import forward_hooks
-from ..core.arguments import one_of
 from .call import forward
-from .structure import transformer_layers
+from .structure import is_attention_name, layers_of
 
 # %% ../../nbs/lib/models_parts.ipynb #00000005
 KINDS = ('head', 'feed_forward', 'layer')
@@ -31,8 +31,7 @@ class Parts:
     places: object = None  # the `PartLocations` of a model
 
     def __post_init__(self):
-        is_list = isinstance(self.groups, (list, tuple)) and len(self.groups)
-        groups = self.groups if is_list else [None]
+        groups = list(self.groups) or [None]
         if not all(isinstance(g, (list, tuple)) and g for g in groups):
             raise ValueError(
                 f"groups must be a list of lists of names of parts, got"
@@ -84,14 +83,10 @@ class PartLocations:
 
     def all_of(self, kind: str) -> Parts:
         "Return all parts of a kind (one of KINDS), each in its own group."
-        one_of('units', kind, KINDS)
+        heads = [f'.{head}' for head in range(self.n_heads)]
+        in_layer = dict(head=heads, feed_forward=['.ff'], layer=[''])[kind]
         layers = range(len(self.layers))
-        names = {
-            'head': [f'{i}.{h}' for i in layers for h in range(self.n_heads)],
-            'feed_forward': [f'{i}.ff' for i in layers],
-            'layer': [f'{i}' for i in layers],
-        }
-        return Parts([[name] for name in names[kind]], self)
+        return Parts([[f'{i}{part}'] for i in layers for part in in_layer], self)
 
 
 def _linear_sizes(module):
@@ -118,11 +113,6 @@ def _linear_calls(model, layers, enc):
     return calls
 
 
-def _is_in_attention(path):
-    parent = path.lower().rpartition('.')[0]
-    return 'attention' in parent or 'attn' in parent
-
-
 def locate_parts(
     model: torch.nn.Module,  # a transformers model
     enc: dict,  # one encoded text or image, on which the model is called
@@ -131,7 +121,7 @@ def locate_parts(
     kind = type(model).__name__
     advice = "take units='token' (in an image 'patch')"
     config = getattr(model, 'config', None)
-    layers = transformer_layers(model)
+    layers = layers_of(model).modules
     has_two_stacks = getattr(config, 'is_encoder_decoder', False)
     config = config and config.get_text_config()
     n = getattr(config, 'num_hidden_layers', None)
@@ -146,8 +136,10 @@ def locate_parts(
     head_size = getattr(config, 'head_dim', None) or (width or 0) // (n_heads or 1)
     projections, feed_forwards = [], []
     for i, calls in enumerate(_linear_calls(model, layers, enc)):
-        inside = [(m, shape) for path, m, shape in calls if _is_in_attention(path)]
-        outside = [(m, shape) for path, m, shape in calls if not _is_in_attention(path)]
+        inside, outside = [], []
+        for path, m, shape in calls:
+            is_inside = is_attention_name(path.rpartition('.')[0])
+            (inside if is_inside else outside).append((m, shape))
         modules = [m for _, m, _ in calls]
         is_found = bool(inside and outside)
         if is_found:
@@ -207,26 +199,20 @@ def without_parts(
     for (layer, kind), pairs in zeros.items():
         rows, heads = map(torch.tensor, zip(*pairs))
         if kind == 'head':
-            hook = _zero_heads(rows, heads, places.n_heads)
+            hook = partial(_zero_heads, rows, heads, places.n_heads)
             hooks.append((places.projections[layer], hook, None))
         else:
-            hooks.append((modules[kind][layer], None, _zero_rows(rows)))
+            hooks.append((modules[kind][layer], None, partial(_zero_rows, rows)))
     with forward_hooks(hooks):
         yield
 
 
-def _zero_heads(rows, heads, n_heads):
-    def before(module, args, kwargs):
-        x = args[0]
-        x_heads = x.reshape(*x.shape[:-1], n_heads, -1).clone()
-        x_heads[rows, ..., heads, :] = 0
-        return (x_heads.reshape(x.shape), *args[1:]), kwargs
-
-    return before
+def _zero_heads(rows, heads, n_heads, module, args, kwargs):
+    x = args[0]
+    x_heads = x.reshape(*x.shape[:-1], n_heads, -1).clone()
+    x_heads[rows, ..., heads, :] = 0
+    return (x_heads.reshape(x.shape), *args[1:]), kwargs
 
 
-def _zero_rows(rows):
-    def after(module, args, kwargs, out):
-        return out.index_fill(0, rows.to(out.device), 0)
-
-    return after
+def _zero_rows(rows, module, args, kwargs, out):
+    return out.index_fill(0, rows.to(out.device), 0)

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..core.arguments import UsageError
-from .common import Study, digit_sets, interval_text
+from .common import Study, digit_sets, interval_text, mean_against_zero
 from .ledger import Claim, described, entries_of, over_readings
 from .mnist import GRID, N_SEEDS, PAPER, TRAINING_GRID
 from .mnist import distance_to_paper, linear_attention_experiment
@@ -28,7 +28,6 @@ from .mnist import nearest_setting
 from .pixel_maps import EXPLAINERS, PAIRS, PROTOCOLS
 from .style import PAGE, full_name, method_colour, method_label
 from .style import method_look, panels, themed
-from ..core.stats import mean_against_zero
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000007
 def ig_sum_line(rows: list) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..core.arguments import UsageError
-from ..core.files import whole_file, write_text_atomic
+from ..core.files import keeps_rows_in, whole_file, write_text_atomic
 from ..data import source_label
 from .common import RunOptions, interval_text, results_folder_name
 from .common import read_parts
@@ -179,6 +179,7 @@ def checked_options(options: RunOptions) -> RunOptions:
     return replace(options, limit=options.limit or None)
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #00000014
+@keeps_rows_in('out')
 def reproduce(
     options: RunOptions = RunOptions(),  # a limit of 0: all
     # the parts to run, commas between them; 'paper': its four; 'all'

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 import pandas as pd
 import torch
 
-from .base import Record, pack_value, plain, unpack_value
-from .figures import attributions_figure, generation_figure, pairs_figure
+from ..core.tools import printable
+from ..core.files import check_fields
+from .base import Record, pack_value, plain, unpack_fields
+from .figures import attribution_figure, pairs_figure
 from lrp_loo.records.html import (
     attribution_html,
     compared_html,
@@ -47,6 +49,13 @@ class ScoredToken(NamedTuple):
     score: float
     is_special: bool
     is_content: bool = True
+
+
+# entries of `info` that the properties of an explanation use
+_INFO_TYPES = dict.fromkeys(('low', 'high', 'spans'), list) | dict.fromkeys(
+    ('probability', 'forward_equivalents', 'exact_passes', 'expected_r'), float | None
+)
+_INFO_TYPES |= dict(options=dict, exact=bool | list[int])
 
 
 @dataclass(eq=False)
@@ -80,6 +89,8 @@ class Attribution(Record):
             self.is_content = ~self.is_special
         for name in ('scores', 'is_special', 'is_content'):
             shape = tuple(getattr(self, name).shape)
+            if name != 'scores' and getattr(self, name).dtype != torch.bool:
+                raise ValueError(f"{name} must be a tensor of bool")
             if shape != (n,):
                 raise ValueError(
                     f"{name} must have shape ({n},), one entry per token, got {shape}"
@@ -88,6 +99,13 @@ class Attribution(Record):
             raise ValueError(
                 f"{self.method or 'the method'} gave scores that are not finite"
             )
+
+    @classmethod
+    def _unpack(cls, fields):
+        a = super()._unpack(fields)
+        types = {k: v for k, v in _INFO_TYPES.items() if k in a.info}
+        check_fields(a.info, types, 'Attribution.info.')
+        return a
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -127,11 +145,16 @@ class Attribution(Record):
 
     @property
     def exact(self) -> bool:
-        "Return True if the scores of all content tokens are exact LOO."
+        "Return True if all scores are exact LOO."
         exact = self.info.get('exact', False)
-        if isinstance(exact, bool):
-            return exact
-        return set(self.is_content.nonzero()[:, 0].tolist()) <= set(exact)
+        return exact if isinstance(exact, bool) else len(exact) == len(self)
+
+    @property
+    def content_is_exact(self) -> bool:
+        "Return True if the scores of all content tokens are exact LOO."
+        exact = self.info.get('exact') or []
+        content = self.is_content.nonzero()[:, 0].tolist()
+        return self.exact or set(content) <= set(exact)
 
     @property
     def passes(self) -> float | None:
@@ -151,6 +174,8 @@ class Attribution(Record):
             return ''
         if self.exact:
             return f'LOO, exact, {self.passes:.0f} passes'
+        if self.content_is_exact:
+            return f'LOO, exact for content tokens, {self.passes:.0f} passes'
         estimated = f'LOO estimated in {self.passes:.0f}'
         if self.passes > exact_passes:
             return f'{estimated} passes, exact takes {exact_passes:.0f}'
@@ -249,7 +274,7 @@ class Attribution(Record):
 
     def plot(self) -> 'Figure':
         "Draw the scores as bars, or as a heat map if the input is an image."
-        return attributions_figure([self])
+        return attribution_figure(self)
 
     def __repr__(self) -> str:
         head = (
@@ -262,7 +287,7 @@ class Attribution(Record):
             indices = magnitudes.topk(STRONGEST).indices.sort().values.tolist()
             note = f", {STRONGEST} strongest of {len(self)} tokens"
         scored = (f"{self.tokens[i]}{float(self.scores[i]):+.2f}" for i in indices)
-        return f"{head}{note}: {' '.join(scored)}"
+        return printable(f"{head}{note}: {' '.join(scored)}")
 
     def _repr_html_(self) -> str:
         return attribution_html(self)
@@ -319,7 +344,7 @@ class Attributions(Record, list[Attribution]):
 
     @classmethod
     def _unpack(cls, fields):
-        return cls(unpack_value(fields['texts']))
+        return cls(unpack_fields(cls, fields, dict(texts=list[Attribution]))['texts'])
 
 
 @dataclass(eq=False, repr=False)
@@ -364,10 +389,6 @@ class Comparison(Record):
     def to_dict(self) -> dict[str, Any]:
         "Return the dictionary of each explanation, in order."
         return dict(maps=[a.to_dict() for a in self])
-
-    def plot(self) -> 'Figure':
-        "Draw the scores of each method as bars, one method below another."
-        return attributions_figure(self.maps)
 
     def __repr__(self) -> str:
         return '\n'.join(map(repr, self.maps))
@@ -459,10 +480,6 @@ class Generation(Record):
             method=self.method, tokens=tokens, n_prompt=self.n_prompt, steps=steps
         )
 
-    def plot(self) -> 'Figure':
-        "Draw a heat map of the scores, each row on its own scale."
-        return generation_figure(self)
-
     def __repr__(self) -> str:
         cost = self.steps[-1].spent or self.method
         lines = [
@@ -475,7 +492,7 @@ class Generation(Record):
             lines.append(f"  {a.label} ← {' '.join(scored)}")
         if len(self) > MOST_STEPS:
             lines.append(f"  … {len(self) - MOST_STEPS} more")
-        return '\n'.join(lines)
+        return '\n'.join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         return generation_html(self)
@@ -581,7 +598,7 @@ class Pairs(Record):
             for i, j, score in self.strongest(5)
         ]
         head = f"Pairs({self.method}, {self.main.explained}, {len(self)} tokens):"
-        return '\n'.join([head, *lines])
+        return '\n'.join(map(printable, [head, *lines]))
 
     def _repr_html_(self) -> str:
         return pairs_html(self)

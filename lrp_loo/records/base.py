@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'MAX_ROWS', 'SUFFIXES', 'FORMAT', 'KINDS', 'N_ROWS', 'N_LINES', 'plain', 'pack_value', 'unpack_value',
-           'in_lines', 'record_html', 'Record', 'load', 'table_text', 'Table']
+           'in_lines', 'record_html', 'Record', 'unpack_fields', 'load', 'table_text', 'Table']
 
 # %% ../../nbs/lib/records_base.ipynb #104770d8
 import dataclasses
@@ -15,12 +15,15 @@ import re
 import textwrap
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 import torch
+from pandas.api.types import is_numeric_dtype
 
-from ..core.files import reading, versions, whole_file, write_text_atomic
+from ..core.files import check_fields, read_content, reading, safe_cell
+from ..core.files import versions, whole_file, write_text_atomic
+from ..core.tools import printable
 from .html import render
 
 # %% ../../nbs/lib/records_base.ipynb #fe388513
@@ -57,6 +60,7 @@ def _pack_table(table):
 
 def _unpack_table(packed):
     "Restore a table of `_pack_table`."
+    check_fields(packed, dict(types=dict[str, str], rows=list[list], index=dict))
     index = pd.Index(packed['index']['values'], name=packed['index']['name'])
     frame = pd.DataFrame(packed['rows'], index=index, columns=list(packed['types']))
     return frame.astype(packed['types'])
@@ -97,6 +101,7 @@ def unpack_value(
     if not isinstance(value, dict):
         return value
     if '__record__' in value:
+        check_fields(value, {'__record__': str, 'fields': dict}, 'record.')
         return _record_class(value['__record__'])._unpack(value['fields'])
     if '__table__' in value:
         return _unpack_table(value['__table__'])
@@ -133,8 +138,8 @@ KINDS = {  # class → its module
 
 
 def in_lines(text: str) -> str:
-    "Wrap text to the width of a terminal."
-    return '\n'.join(textwrap.wrap(text, WIDTH, subsequent_indent='  '))
+    "Wrap printable text to the width of a terminal."
+    return '\n'.join(textwrap.wrap(printable(text), WIDTH, subsequent_indent='  '))
 
 
 def record_html(
@@ -150,6 +155,7 @@ def record_html(
         index=table.index.name is not None,
         index_names=False,
     )
+    html = '\n'.join(map(printable, html.split('\n')))
     return render('record', lines, html, len(table) - len(shown))
 
 
@@ -176,7 +182,8 @@ class Record:
         if path.suffix == '.csv':
             frame = self.to_frame()
             with whole_file(path) as tmp:
-                frame.to_csv(tmp, index=frame.index.name is not None, encoding='utf-8')
+                has_index = frame.index.name is not None
+                _safe_table(frame).to_csv(tmp, index=has_index, encoding='utf-8')
         elif path.suffix == '.html':
             # AuditTable → Audit table
             name = re.sub('(?<=[a-z])(?=[A-Z])', ' ', type(self).__name__)
@@ -201,8 +208,31 @@ class Record:
 
     @classmethod
     def _unpack(cls, fields):
-        "Build the record from the fields of its file."
-        return cls(**{name: unpack_value(value) for name, value in fields.items()})
+        "Build the record from the fields of its file, if they have its types."
+        types = {k: v for k, v in get_type_hints(cls).items() if k in fields}
+        return cls(**unpack_fields(cls, fields, types))
+
+
+def unpack_fields(
+    cls: type[Record],
+    fields: dict[str, Any],  # name → value of `pack_value`
+    types: dict[str, Any],  # see `check_fields`
+) -> dict[str, Any]:
+    "Restore the fields of a record; raise ValueError with the field for a wrong value."
+    values = {}
+    for name, value in fields.items():
+        try:
+            values[name] = unpack_value(value)
+        except Exception as e:
+            raise ValueError(f"{cls.__name__}.{name}: {e}") from None
+    check_fields(values, types, f'{cls.__name__}.')
+    return values
+
+
+def _safe_table(frame):
+    "Return a table of which a spreadsheet runs no cell."
+    safe = frame.apply(lambda x: x if is_numeric_dtype(x) else x.map(safe_cell))
+    return safe.rename(columns=safe_cell, index=safe_cell).rename_axis(index=safe_cell)
 
 
 def _record_class(name):
@@ -222,10 +252,11 @@ def load(
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.name!r} to load")
     with reading(path, 'holds no result that can be read'):
-        content = json.loads(path.read_text(encoding='utf-8'))
+        content = json.loads(read_content(path))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, and no record")
         if content.get('format') == FORMAT:
+            check_fields(content['record'], {'__record__': str}, 'record.')
             return unpack_value(content['record'])
     raise ValueError(
         f"{path.name} holds no {FORMAT!r}, but {content.get('format')!r}; a file of"
@@ -238,8 +269,8 @@ N_LINES = 3  # lines below it
 
 
 def _merge_errors(table):
-    "Return the first rows, with each mean and its standard error in one cell."
-    shown = table.head(N_ROWS).round(3)
+    "Return a rounded table, with each mean and its standard error in one cell."
+    shown = table.round(3)
     for name in list(shown.columns):
         error = f'{name}_se'
         if error in shown.columns and name in shown.columns:
@@ -250,21 +281,26 @@ def _merge_errors(table):
     return shown
 
 
-def table_text(table: pd.DataFrame) -> str:
+def table_text(
+    table: pd.DataFrame,
+    width: int = WIDTH,  # characters per line
+    n_rows: int = N_ROWS,
+) -> str:
     "Return a table that fits into a terminal, and the names of omitted columns."
-    shown = _merge_errors(pd.DataFrame(table))
+    shown = _merge_errors(pd.DataFrame(table).head(n_rows))
     shown = shown.rename_axis(index=None, columns=table.index.name)
     omitted = []
     while True:
         text = shown.to_string(max_colwidth=40, na_rep='–')
-        if len(text.partition('\n')[0]) <= WIDTH or len(shown.columns) < 2:
+        if len(text.partition('\n')[0]) <= width or len(shown.columns) < 2:
             break
         omitted.insert(0, str(shown.columns[-1]))
         shown = shown[shown.columns[:-1]]
-    lines = [line[:WIDTH] for line in text.splitlines()]
-    notes = [f'{len(table) - N_ROWS} more rows'] if len(table) > N_ROWS else []
+    lines = [printable(line)[:width] for line in text.split('\n')]
+    notes = [f'{len(table) - n_rows} more rows'] if len(table) > n_rows else []
     notes += [f"columns {', '.join(omitted)}"] if omitted else []
-    return '\n'.join(lines + [f"and {'; '.join(notes)}"[:WIDTH]] * bool(notes))
+    note = textwrap.wrap(f"and {'; '.join(notes)}", width) if notes else []
+    return '\n'.join(lines + note)
 
 
 class Table(Record, pd.DataFrame):  # type: ignore[misc]
@@ -292,8 +328,12 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
         "Return pandas' dictionary: column → row → number (see `DataFrame.to_dict`)."
         return pd.DataFrame.to_dict(self, *args, **kwargs)
 
+    def to_csv(self, *args: Any, **kwargs: Any) -> Any:
+        "Write pandas' CSV (see `DataFrame.to_csv`), of which a spreadsheet runs no cell."
+        return _safe_table(self.to_frame()).to_csv(*args, **kwargs)
+
     def __repr__(self) -> str:
-        lines = [part for line in self.lines for part in textwrap.wrap(line, WIDTH)]
+        lines = [p for x in self.lines for p in textwrap.wrap(printable(x), WIDTH)]
         n_omitted = len(lines) - N_LINES
         note = [f'… {n_omitted} more lines'] if n_omitted > 0 else []
         return '\n'.join([table_text(self), *lines[:N_LINES], *note])
@@ -306,6 +346,7 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
 
     @classmethod
     def _unpack(cls, fields):
-        table = cls(unpack_value(fields['table']))
-        table.attrs = fields['attrs']
+        values = unpack_fields(cls, fields, dict(table=pd.DataFrame, attrs=dict))
+        table = cls(values['table'])
+        table.attrs = values['attrs']
         return table

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'FAINT', 'SPACE_MARKS', 'OUTSIDE', 'RESET', 'LISTED', 'LISTED_OUTSIDE', 'score_colour',
            'outside_scale', 'scale_top', 'outside_scale_label', 'display_tokens', 'display_text', 'format_probability',
-           'format_output', 'headline', 'exactness_notes', 'has_enough_for_r', 'image_flags', 'sentence_template',
-           'fill_sentence', 'describe_strongest', 'printable', 'terminal_text', 'terminal_legend']
+           'format_output', 'headline', 'exactness_notes', 'image_flags', 'sentence_template', 'describe_strongest',
+           'terminal_text', 'terminal_legend']
 
 # %% ../../nbs/lib/records_display.ipynb #00000002
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..core.stats import FEWEST_TOKENS
+from ..core.tools import printable
 
 # %% ../../nbs/lib/records_display.ipynb #00000005
 UP = (178, 24, 43)  # red
@@ -51,12 +52,9 @@ def outside_scale_label(*maps: Any) -> str:
         return ''
     has_template = any((out & ~a.is_special).any() for out, a in zip(outside, maps))
     label = f"special {'or template ' if has_template else ''}tokens"
-    # `refine` computes content tokens exactly, the others stay estimates
-    for out, a in zip(outside, maps):
-        exact = a.info.get('exact', False)
-        if a.exact and not isinstance(exact, bool):
-            if not set(out.nonzero()[:, 0].tolist()) <= set(exact):
-                return f'{label} (estimates)'
+    # content tokens become exact before the others
+    if any(a.content_is_exact and not a.exact for a in maps):
+        return f'{label} (estimates)'
     return label
 
 # %% ../../nbs/lib/records_display.ipynb #0000000b
@@ -76,7 +74,7 @@ def display_tokens(
         else:
             continues = token.startswith('##') and len(token) > 2
             gap, text = not continues, token[2:] if continues else token
-        text = text.replace('Ċ', '↵').replace('\n', '↵') or '␣'
+        text = printable(text.replace('Ċ', '\n')) or '␣'
         gap = gap or token.startswith('<') or previous.startswith('<')
         shown.append((bool(shown) and gap, text))
         previous = token
@@ -112,7 +110,7 @@ def _display_span(parts, span, previous):
     gap = True
     if previous is not None and previous[0] == part:
         gap = any(map(str.isspace, parts[part][previous[2] : visible_start]))
-    return gap, visible or ('↵' if '\n' in raw else '␣')
+    return gap, printable(visible) or ('↵' if '\n' in raw else '␣')
 
 # %% ../../nbs/lib/records_display.ipynb #00000011
 def format_probability(
@@ -134,7 +132,7 @@ def format_output(a: Any) -> str:
 
 def headline(a: Any) -> str:
     "Return the target and the explained number."
-    return f"{a.explained} · {format_output(a)}"
+    return printable(f"{a.explained} · {format_output(a)}")
 
 
 def exactness_notes(a: Any) -> list[str]:
@@ -143,11 +141,6 @@ def exactness_notes(a: Any) -> list[str]:
     if a.exact or isinstance(exact, bool) or not a.spent:
         return [''] * len(a)
     return [', exact' if i in exact else ', estimated' for i in range(len(a))]
-
-
-def has_enough_for_r(a: Any) -> bool:
-    "Return True if a correlation over the content tokens is defined."
-    return int(a.is_content.sum()) >= FEWEST_TOKENS
 
 
 def image_flags(a: Any) -> dict[int, dict]:
@@ -181,26 +174,14 @@ def sentence_template(
     return f'{{token}} {{score}}: {called} attributes this much of the {number} to it.'
 
 
-def fill_sentence(
-    template: str,  # from `sentence_template`
-    token: str,
-    score: float,
-) -> str:
-    "Return the sentence about one token."
-    falls = 'rises' if score < 0 else 'falls'
-    size = f'{abs(score):.3g}'
-    return template.format(token=token, score=f'{score:+.3g}', falls=falls, size=size)
-
-
 def describe_strongest(a: Any) -> str:
     "Return a sentence about the scores, with the strongest token as the example."
-    strongest = (a.top(1) or a.top(1, special=True))[0]
-    is_patch = 'grid' in a.info or strongest.place in image_flags(a)
-    token = f'“{display_text(a)[strongest.place][1]}”'
-    if is_patch:
-        token = f'patch {strongest.token}'
+    i, token, score, *_ = (a.top(1) or a.top(1, special=True))[0]
+    is_patch = 'grid' in a.info or i in image_flags(a)
+    token = f'patch {token}' if is_patch else f'“{display_text(a)[i][1]}”'
     template = sentence_template(a.method, a.number_called, a.exact)
-    return fill_sentence(template, token, strongest.score)
+    falls, size = 'rises' if score < 0 else 'falls', f'{abs(score):.3g}'
+    return template.format(token=token, score=f'{score:+.3g}', falls=falls, size=size)
 
 # %% ../../nbs/lib/records_display.ipynb #00000014
 OUTSIDE = '\x1b[3;4m'  # italic and underlined, in the terminal's own colours
@@ -209,15 +190,16 @@ LISTED = 8  # exact tokens that the legend lists
 LISTED_OUTSIDE = 4  # tokens outside the scale that the legend lists
 
 
-def printable(text: str) -> str:
-    "Replace characters that would control the terminal."
-    return ''.join(c if c.isprintable() else '·' for c in text)
-
-
 def _background(score, top):
     "Return the ANSI code for black text on a score's colour, in 24 bits."
     rgb = ';'.join(map(str, score_colour(score, top)))
     return f"\x1b[48;2;{rgb}m\x1b[30m"
+
+
+def _columns(text):
+    "Return how many columns of a terminal a text takes; an ideograph takes two."
+    wide = sum(unicodedata.east_asian_width(c) in 'WF' for c in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def terminal_text(
@@ -230,14 +212,14 @@ def terminal_text(
     top = scale_top(a)
     tokens = zip(display_text(a), a.scores.tolist(), outside_scale(a).tolist())
     for (gap, text), score, is_outside in tokens:
-        text = printable(text)
-        if n_used + gap + len(text) > width and n_used:
+        size = _columns(text)
+        if n_used + gap + size > width and n_used:
             lines.append('')
             n_used = 0
         gap = gap and n_used > 0
         style = OUTSIDE if is_outside else _background(score, top)
         lines[-1] += ' ' * gap + style + text + RESET
-        n_used += gap + len(text)
+        n_used += gap + size
     return '\n'.join(lines)
 
 

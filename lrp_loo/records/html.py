@@ -26,7 +26,6 @@ from lrp_loo.records.display import (
     display_tokens,
     exactness_notes,
     format_output,
-    has_enough_for_r,
     headline,
     image_flags,
     outside_scale,
@@ -34,7 +33,8 @@ from lrp_loo.records.display import (
     scale_top,
     score_colour,
 )
-from ..core.stats import pearson
+from ..core.stats import agreement
+from ..core.tools import printable
 
 if TYPE_CHECKING:
     import jinja2
@@ -53,6 +53,7 @@ def templates() -> 'jinja2.Environment':
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     css = env.get_template('records.css').render(up=f'rgb{UP}', down=f'rgb{DOWN}')
     css = re.sub(r'\s*([\n{};,])\s*', r'\1', css).replace('\n', '')
@@ -165,13 +166,9 @@ def _r_with_loo(a, loo):
     models = {m.made_by for m in (a, loo) if m is not None and m.made_by}
     if loo is None or a is loo or a.target != loo.target or len(models) > 1:
         return ''
-    content = a.is_content
-    if not has_enough_for_r(a):
-        n = int(content.sum())
-        return f"r with loo undefined ({n} content token{'' if n == 1 else 's'})"
-    r = float(pearson(a.scores[content], loo.scores[content]))
+    r = agreement(a.scores, loo.scores, ~a.is_content)
     if math.isnan(r):
-        return "r with loo undefined (all scores are the same)"
+        return "r with loo undefined"
     return f"r with loo {r:+.2f}"
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from ..records.base import Record, in_lines, plain, record_html
-from .summary import Summary, method_title, word_intervals
+from .summary import Summary, word_intervals
 from ..core.stats import agreement, paired_difference
 
 # %% ../../nbs/lib/reports_comparison.ipynb #00000009
@@ -137,8 +137,7 @@ def compare_summaries(
                 "compare_summaries takes two results of `summarize`, got"
                 f" {type(s).__name__}"
             )
-    methods = method_title(first.method), method_title(second.method)
-    models = first.model, second.model
+    methods, models = (first.method, second.method), (first.model, second.model)
     different = [names for names in (methods, models) if names[0] != names[1]]
     names = (*different, ('first', 'second'))[0]
     rows = _join_occurrences(first, second)

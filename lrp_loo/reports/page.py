@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.arguments import Model, Tokenizer
+from ..core.stats import FEWEST_TOKENS
+from ..core.tools import printable
 from ..inputs.call import CallInputs
 from ..inputs.targets import OneTarget, fix_index
 from ..methods import explain, explain_methods
-from ..methods.table import METHODS, as_method
+from ..methods.table import METHODS
 from ..models.structure import n_layers
 from lrp_loo.records.display import (
     SPACE_MARKS,
@@ -22,7 +24,6 @@ from lrp_loo.records.display import (
     display_text,
     exactness_notes,
     format_probability,
-    has_enough_for_r,
     headline,
     sentence_template,
 )
@@ -68,14 +69,15 @@ def _page_tokens(a):
     tokens = []
     for i, (gap, shown) in enumerate(display_text(a)):
         kind = '' if a.is_content[i] else 'special' if a.is_special[i] else 'template'
-        tokens.append(dict(token=a.tokens[i], gap=gap, shown=shown, kind=kind))
+        token = printable(a.tokens[i])
+        tokens.append(dict(token=token, gap=gap, shown=shown, kind=kind))
     return tokens
 
 
 def _answer_and_number(a, is_predicted):
     "Return two sentences: the prediction, and the meaning of the explained number."
     name = a.label or a.explained
-    name = name.lstrip(SPACE_MARKS) or name
+    name = printable(name.lstrip(SPACE_MARKS) or name)
     value = f'{a.number_called} {a.logit:.3g}'
     if a.probability is not None:
         value = f'with a probability of {format_probability(a.probability)}'
@@ -101,8 +103,6 @@ def page_data(
     methods = [method] if isinstance(method, str) else list(method)
     if not methods:
         raise ValueError("method is empty; give at least one")
-    for name in methods:
-        as_method(name)
     call = CallInputs.from_args(model, tokenizer, text, target=target, **encoding)
     options = {k: v for k, v in encoding.items() if k in ('truncation', 'max_length')}
     L = n_layers(call.model)
@@ -132,7 +132,7 @@ def page_data(
         spent={m.method: m.spent for m in maps if m.spent},
         how={m.method: exactness_notes(m) for m in maps if any(exactness_notes(m))},
         sets=_scores_by_set(call, target, L) if L else {},
-        has_r=has_enough_for_r(a),
+        has_r=int(a.is_content.sum()) >= FEWEST_TOKENS,
         tokens=_page_tokens(a),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['COLUMNS', 'SUMMARY_UNITS', 'TABLE_COLUMNS', 'CONTEXT_LENGTH', 'MOST_PANELS', 'N_VIEWED', 'word_intervals',
-           'word_table', 'method_title', 'Summary', 'summarize', 'summarize_texts']
+           'word_table', 'Summary', 'summarize', 'summarize_texts']
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000002
 import re
@@ -23,16 +23,16 @@ import pandas as pd
 import torch
 
 from ..core.arguments import one_of, whole_number
+from ..core.files import keeps_rows_in
 from ..core.tensors import copies_note
-from ..core.tools import needs, progress_bar
+from ..core.tools import needs, printable, progress_bar
 from ..inputs.call import CallInputs
 from ..inputs.units import text_spans
 from ..methods import explain
-from ..methods.table import METHODS
 from ..models.encoding import as_texts
 from ..records import Attribution
 from ..records.base import WIDTH, Record, in_lines, plain, record_html
-from ..records.display import DOWN, UP, display_tokens, score_colour
+from ..records.display import DOWN, UP, display_tokens
 from ..records.figures import matplotlib_rgb
 from ..core.stats import mean_interval
 
@@ -204,15 +204,14 @@ def word_intervals(
 
 
 def word_table(
-    # a row per occurrence: class, word, text, score; copies of a text (`copy`)
-    # are counted in `texts` and `count` only
+    # a row per occurrence: class, word, text, score, copy; copies of a text are
+    # counted in `texts` and `count` only
     occurrences: pd.DataFrame,
     min_count: int = 1,  # fewest texts of a class with the word
 ) -> pd.DataFrame:  # columns `TABLE_COLUMNS`; a row per class and word
     "Compute means over texts, intervals and counts, the largest mean_abs first."
-    by_text = distinct = _means_by_text(occurrences)
-    if 'copy' in occurrences:
-        distinct = _means_by_text(occurrences[~occurrences['copy']])
+    by_text = _means_by_text(occurrences)
+    distinct = _means_by_text(occurrences[~occurrences['copy']])
     means = distinct[['mean', 'mean_abs', 'positive']]
     table = means.groupby(['class', 'word']).mean()
     counts = by_text.groupby(['class', 'word'])['count']
@@ -221,15 +220,6 @@ def word_table(
     order = ['class', 'mean_abs', 'word']
     table = table.reset_index().sort_values(order, ascending=[True, False, True])
     return table[TABLE_COLUMNS].reset_index(drop=True)
-
-
-def method_title(
-    name: str,  # in METHODS or not; options may follow in brackets
-) -> str:
-    "Return the name of a method for tables and pictures."
-    method, bracket, options = name.partition('(')
-    label = METHODS[method].label if method in METHODS else method
-    return label + bracket + options
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000020
 CONTEXT_LENGTH = 45  # characters on either side of a word in context
@@ -255,29 +245,22 @@ def _bar_limits(tops):
 
 
 def _draw_bars(ax, words, limits):
-    "Draw a bar per word with its interval, an arrow where that leaves the axis."
-    low, high = limits
-    arrow = dict(color='.1', ms=4, clip_on=False)
+    "Draw a bar per word with its interval, which may leave the axis."
     for y, row in enumerate(words.to_dict('records')):
         raises = row['mean'] > 0
-        fill = matplotlib_rgb(score_colour(row['mean'], row['mean']))
-        style = dict(facecolor=fill if raises else 'w', lw=0.8)
-        style |= dict(edgecolor=matplotlib_rgb(UP if raises else DOWN))
+        colour = matplotlib_rgb(UP if raises else DOWN)
+        style = dict(facecolor=colour if raises else 'w', edgecolor=colour, lw=0.8)
         hatch = None if raises else '/////'
         ax.barh(y, row['mean'], height=0.6, hatch=hatch, **style)
         ends = [row['low'], row['high']]
         ax.plot(ends, [y, y], color='.1', lw=1.2, solid_capstyle='butt')
-        if row['low'] < low:
-            ax.plot(low, y, '<', **arrow)
-        if row['high'] > high:
-            ax.plot(high, y, '>', **arrow)
     labels = [f'{w}  ({n})' for w, n in zip(words.word, words.texts)]
     ax.set_yticks(range(len(words)), labels, fontsize=8, parse_math=False)
     ax.axvline(0, color='.4', lw=0.7)
     ax.spines[['top', 'right']].set_visible(False)
     ax.tick_params(axis='x', labelsize=8)
     ax.tick_params(axis='y', length=0)
-    ax.set_xlim(low, high)
+    ax.set_xlim(*limits)
 
 
 @dataclass(eq=False)
@@ -306,23 +289,13 @@ class Summary(Record):
             )
 
     @property
-    def title(self) -> str:
-        "Return the method's name for tables and pictures."
-        return method_title(self.method)
-
-    @property
-    def copies_note(self) -> str:
-        "Return '; ' and the number of copies, or '' if there are none."
-        note = copies_note(self.copies)
-        return note and f'; {note}'
-
-    @property
     def headline(self) -> str:
         "Return a line with the method and the numbers of texts and of words."
+        note = copies_note(self.copies)
         return (
-            f"{self.title}{self.model and f' of {self.model}'}, {len(self.texts)} texts,"
+            f"{self.method}{self.model and f' of {self.model}'}, {len(self.texts)} texts,"
             f" {len(self.words)} {self.units}s in at least {self.min_count} texts of a"
-            f" class{self.copies_note}"
+            f" class{note and f'; {note}'}"
         )
 
     @property
@@ -403,7 +376,7 @@ class Summary(Record):
             title = f'{name}, {self.n_texts(name)} texts'
             ax.set_title(title, fontsize=9, loc='left', parse_math=False)
         fig.supxlabel(
-            f'{self.title} score: below 0 lowers the {self.number} of the class,'
+            f'{self.method} score: below 0 lowers the {self.number} of the class,'
             f' above 0 raises it\n(in brackets: texts with the {self.units})',
             fontsize=8,
         )
@@ -424,7 +397,7 @@ class Summary(Record):
         lines = [in_lines(f'Summary({self.headline}):')]
         for name, rows in self.top(8).items():
             words = [f'{w} {m:+.2f}' for w, m in zip(rows.word, rows['mean'])]
-            line = f"{name}: {', '.join(words)}"
+            line = printable(f"{name}: {', '.join(words)}")
             lines.append('  ' + textwrap.shorten(line, WIDTH - 2, placeholder=' …'))
         more = [f'  and {len(lines) - 9} more classes'] if len(lines) > 9 else []
         return '\n'.join(lines[:9] + more)
@@ -471,6 +444,7 @@ def summarize(
     )
 
 
+@keeps_rows_in()
 def summarize_texts(
     model: Model,  # see `explain`; or a transformers pipeline
     tokenizer: Tokenizer,  # the model's; None for a pipeline
@@ -489,23 +463,12 @@ def summarize_texts(
 ) -> Summary:
     "Explain texts with a model and return the `Summary` of their words."
     texts = as_texts(texts)
-    if not texts:
-        raise ValueError("texts is empty; give at least one text")
     one_of('units', units, SUMMARY_UNITS)
-    if whole_number('min_count', min_count) > len(texts):
+    whole_number('min_count', min_count)
+    if isinstance(target, list) or 'among' in options:
         raise ValueError(
-            f"min_count={min_count}, and there are {len(texts)} texts: no"
-            f" {units} would be listed; take a smaller min_count, or more texts"
-        )
-    if isinstance(target, list):
-        raise ValueError(
-            "summarize_texts takes one target for all texts; with one for each,"
-            " explain them, and give the maps to summarize"
-        )
-    if 'among' in options:
-        raise ValueError(
-            "summarize_texts takes template=, not among=; explain the texts, and"
-            " give the maps to summarize"
+            "summarize_texts takes one target for all texts, and no among=; otherwise"
+            " explain the texts, and give the maps to summarize"
         )
     input_options = ('truncation', 'max_length', 'template')
     inputs_kwargs = {name: options[name] for name in input_options if name in options}
@@ -516,13 +479,11 @@ def summarize_texts(
     options |= dict(batch_size=batch_size, units=units)
     maps = []
     chunk_size = 4 * whole_number('batch_size', batch_size)
-    bar = progress_bar(None, progress, total=len(texts), desc='explain', unit='text')
-    with bar:
-        for start in range(0, len(texts), chunk_size):
-            chunk = texts[start : start + chunk_size]
-            arguments = (inputs.model, inputs.tokenizer, chunk, method, target)
-            for a in explain(*arguments, **options):
-                vars(a).pop('partial_estimate', None)  # `refine` is not called here
-                maps.append(a)
-            bar.update(len(chunk))
+    starts = range(0, len(texts), chunk_size)
+    for start in progress_bar(starts, progress, desc='explain'):
+        chunk = texts[start : start + chunk_size]
+        arguments = (inputs.model, inputs.tokenizer, chunk, method, target)
+        for a in explain(*arguments, **options):
+            vars(a).pop('partial_estimate', None)  # `refine` is not called here
+            maps.append(a)
     return summarize(maps, units, by_class, min_count)

@@ -14,70 +14,114 @@ from ..core.arguments import Model, OneMethod, Tokenizer
 from ..core.hooks import restores_state
 from ..inputs.call import prepare_model
 from ..inputs.scores import next_tokens
-from ..inputs.units import Units, UnitsOf, text_spans, text_units
+from lrp_loo.inputs.units import (
+    Prompt,
+    Units,
+    UnitsOf,
+    can_generate,
+    fill_template,
+    text_spans,
+    text_units,
+)
 from ..methods import explain, explain_batch
-from ..models.encoding import as_texts, check_ids, check_text, max_tokens
-from ..models.encoding import surrounding_ids
+from lrp_loo.models.encoding import (
+    as_texts,
+    check_ids,
+    check_text,
+    encode,
+    max_tokens,
+    surrounding_ids,
+)
+from ..models.multipart import EncoderDecoder
 from ..models.objects import unwrap
 from ..models.structure import device_of, provenance
 from ..records import Attribution, Attributions
 
 # %% auto #0
-__all__ = ['TEMPLATE', 'prompt_ids', 'continuation_ids', 'encoded_ids', 'attribute_context', 'OneChoice', 'explain_choices']
+__all__ = ['check_generates', 'prompt_ids', 'continuation_ids', 'encode_prompt', 'with_continuation', 'attribute_context',
+           'OneChoice', 'explain_choices']
 
 # %% ../../nbs/lib/tasks_context.ipynb #00000006
-TEMPLATE = '{context}\n\n{question}\n'
+def check_generates(model: Any) -> None:
+    "Raise ValueError unless the model predicts tokens from those before them."
+    config = getattr(model, 'config', None)
+    is_wrapped = isinstance(model, EncoderDecoder)
+    is_unsupported = getattr(config, 'is_encoder_decoder', False) and not is_wrapped
+    if not can_generate(model) or is_unsupported:
+        raise ValueError(
+            f"{type(model).__name__} is no language model that continues a text, so"
+            " it generates nothing here; take one (…ForCausalLM,"
+            " …ForConditionalGeneration), such as load_demo('reviews')"
+        )
 
 
 def prompt_ids(
     tokenizer: Any,
     prompt: str,  # a space at its end belongs to the word that follows
-    # False: a chat template wrote the special tokens
-    add_special_tokens: bool = True,
 ) -> list[int]:
     "Tokenize a prompt that will be continued, without a token that ends it."
     before, ids, after = surrounding_ids(tokenizer, prompt.rstrip(' '))
-    if not add_special_tokens:
-        return ids
-    if ids[: len(before)] == before:  # a template wrote it
-        before = []
-    if after and after[-1] == tokenizer.eos_token_id:
-        after = after[:-1]
-    return before + ids + after
+    before = [] if ids[: len(before)] == before else before  # a template wrote it
+    is_ended = after and after[-1] == tokenizer.eos_token_id
+    return before + ids + (after[:-1] if is_ended else after)
 
 
 def continuation_ids(
+    model: torch.nn.Module,
     tokenizer: Any,
-    prompt: str,  # the text before it
+    prompt: Prompt,  # the text before it
     text: str,  # the continuation
 ) -> list[int]:
     "Tokenize the continuation of a prompt, with the space between them."
-    space = ' ' if prompt.endswith(' ') and not text.startswith(' ') else ''
-    ids = tokenizer(space + text, add_special_tokens=False)['input_ids']
+    if isinstance(model, EncoderDecoder):
+        return model.answer_ids(tokenizer, text)
+    has_space = prompt.is_chat or text.startswith(' ') or not prompt.text.endswith(' ')
+    text = text if has_space else ' ' + text
+    ids = tokenizer(text, add_special_tokens=False)['input_ids']
     if not ids:
         raise ValueError(f"the answer {text!r} has no tokens")
     return ids
 
 
-def encoded_ids(
+def encode_prompt(
     model: torch.nn.Module,
     tokenizer: Any,
-    ids: list[int],  # of a prompt and its continuation
+    prompt: Prompt,  # for an encoder-decoder the source
 ) -> dict[str, Any]:  # an encoded text
-    "Encode token ids; raise ValueError if the model cannot read them."
-    n, limit = len(ids), max_tokens(model, tokenizer)
+    "Encode a prompt that will be continued."
+    source = prompt.source(tokenizer)
+    if isinstance(model, EncoderDecoder):
+        return encode(model, tokenizer, source)
+    if not prompt.is_chat:
+        source = dict(input_ids=[prompt_ids(tokenizer, prompt.text)])
+    row = torch.as_tensor(source['input_ids'], device=device_of(model))
+    if not row.numel():
+        raise ValueError(f"the prompt {prompt.text!r} has no tokens")
+    return {'input_ids': row, 'attention_mask': torch.ones_like(row)}
+
+
+def with_continuation(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    enc: dict[str, Any],  # from `encode_prompt`
+    new_ids: list[int],  # of the continuation
+) -> dict[str, Any]:  # an encoded text
+    "Append a continuation; raise ValueError if the model cannot read the whole."
+    if isinstance(model, EncoderDecoder):
+        return model.resume(tokenizer, enc, new_ids)
+    row = torch.cat([enc['input_ids'], enc['input_ids'].new_tensor([new_ids])], 1)
+    n, limit = row.shape[1], max_tokens(model, tokenizer)
     if n > limit:
         raise ValueError(
             f"prompt and answer have {n} tokens and the model takes"
             f" {limit}; nothing is cut here, give less"
         )
-    row = torch.tensor([ids], device=device_of(model))
     check_ids(model, row)
     return {'input_ids': row, 'attention_mask': torch.ones_like(row)}
 
 
 def attribute_context(
-    model: Model,  # a causal language model in eval mode
+    model: Model,  # a causal language model, or an encoder-decoder, in eval mode
     tokenizer: Tokenizer,  # its (fast) tokenizer
     context: str,  # the documents
     answer: str,  # the answer to explain
@@ -85,43 +129,51 @@ def attribute_context(
     method: OneMethod = 'auto',  # one of METHODS
     # 'sentence', 'word', or (start, end) spans of the context
     units: UnitsOf = 'sentence',
-    # the prompt, with {context} and {question}; None: TEMPLATE, or '{context} '
-    # without a question
-    template: str | None = None,
+    # the prompt: a str, or a chat's messages, with {context} and {question}; None: a
+    # user's message '{context}\n\n{question}' if the tokenizer has a chat template,
+    # else the str '{context}\n\n{question}\n', which a chat model takes as plain text
+    template: str | list[dict[str, Any]] | None = None,
     device: str | torch.device | None = None,  # where to move the model
     **options: Any,  # the method's own
     # a score per unit of the context, in log-probability (nats) of the answer
 ) -> Attribution:
-    "Measure how much each unit of the context raises the answer's log-probability."
+    """Measure how much each unit of the context raises the answer's log-probability.
+    `info['template']` is the prompt around it, `info['chat']` whether it is a chat.
+    """
     model, tokenizer = prepare_model(model, tokenizer, [context], device)
+    check_generates(model)
     check_text(context, 'context')
     check_text(answer, 'answer')
     if question != '':
         check_text(question, 'question')
-    template = template or (TEMPLATE if question else '{context} ')
-    if template.count('{context}') != 1:
-        raise ValueError(f"the template {template!r} has no {{context}}, or several")
-    around = template.split('{context}')
-    before, after = (part.replace('{question}', question) for part in around)
-    prompt = before + context + after
-    answer_ids = continuation_ids(tokenizer, prompt, answer)
-    ids = prompt_ids(tokenizer, prompt)
-    spans = [
-        (start + len(before), end + len(before))
-        for start, end in text_spans(context, units)
-    ]
-    enc = {'input_ids': torch.tensor([ids])}
+    if template is None:
+        template = '{context}\n\n{question}' if question else '{context}'
+        if getattr(tokenizer, 'chat_template', None):
+            template = [dict(role='user', content=template)]
+        else:
+            template += '\n' if question else ' '
+    values = {'{context}': context}
+    if question or '{question}' in str(template):
+        values['{question}'] = question
+    prompt = fill_template(template, values, tokenizer, model)
+    answer_ids = continuation_ids(model, tokenizer, prompt, answer)
+    enc = encode_prompt(model, tokenizer, prompt)
     of_prompt = text_units(
-        tokenizer, enc, prompt.rstrip(' '), spans, merge_empty=isinstance(units, str)
+        tokenizer,
+        enc,
+        prompt.text if prompt.is_chat else prompt.text.rstrip(' '),
+        prompt.shifted(text_spans(context, units)),
+        merge_empty=isinstance(units, str),
     )
     # the answer's tokens are in no unit
     number = torch.cat([of_prompt.number, torch.full((len(answer_ids),), -1)])
     units = Units(number, of_prompt.names, of_prompt.is_special)
-    enc = encoded_ids(model, tokenizer, ids + answer_ids)
+    enc = with_continuation(model, tokenizer, enc, answer_ids)
     target = next_tokens(torch.tensor(answer_ids), log_prob=True, total=True)
     (a,) = explain_batch(model, tokenizer, [enc], method, target, [units], **options)
     a.label = answer
     a.info |= provenance(model, options)
+    a.info |= dict(template=prompt.template, chat=prompt.is_chat)
     return a
 
 # %% ../../nbs/lib/tasks_context.ipynb #00000019

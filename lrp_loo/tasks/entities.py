@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..core.arguments import Model, OneMethod, Tokenizer, one_of
@@ -60,7 +62,7 @@ def _tokenize(tokenizer, text):
         check_text(word, 'word' if is_split else 'text')
     options = dict(is_split_into_words=is_split, return_tensors='pt', verbose=False)
     tokenized = tokenizer(text, **options)
-    if is_split:
+    if is_split and not getattr(tokenizer, 'settings', {}):  # a pipeline cuts texts
         for i in sorted(set(range(len(text))) - set(tokenized.word_ids())):
             raise ValueError(f"word {i}, {text[i]!r}, has no token")
     return tokenized
@@ -78,6 +80,78 @@ def _word_units(tokenizer, ids, word_ids, words):
     ]
     starts = torch.tensor(starts)
     return Units(starts.cumsum(0) - 1, names, special_mask(tokenizer, ids)[starts])
+
+
+def _written(tokenized, text):
+    "Return the text (its words, joined), and each token's (start, end) in it."
+    spans = tokenized.encodings[0].offsets
+    if isinstance(text, str):
+        return text, spans
+    starts = list(accumulate((len(word) + 1 for word in text), initial=0))
+    word_starts = [0 if i is None else starts[i] for i in tokenized.word_ids()]
+    return ' '.join(text), [(a + s, b + s) for (a, b), s in zip(spans, word_starts)]
+
+
+def _entities_of_tags(labels, classes, word_ids):
+    """Return kind, tokens (the first, after the last), target, and info of each entity
+    of a model's tags; a word has the tag of its first token.
+    """
+    places = {}  # word → its first token, the token after its last
+    for i, word in enumerate(word_ids):
+        if word is not None:
+            places[word] = (places.get(word, [i])[0], i + 1)
+    words = list(places.values())
+    entities = []
+    for kind, start, end in tagged_entities([labels[classes[i]] for i, _ in words]):
+        first = words[start][0]
+        target = Target(classes[first], position=first)
+        entities.append((kind, [first, words[end - 1][1]], target, {}))
+    return entities
+
+
+def _entities_of_pipeline(pipeline, tokenized, written, spans, logits, answer):
+    "Return the same of a pipeline's answer, with its score."
+    option = pipeline._postprocess_params.get('aggregation_strategy')
+    strategy = 'none' if option is None else option.value
+    pieces = pipeline.gather_pre_entities(
+        written,
+        tokenized.input_ids[0],
+        logits.float().softmax(-1).cpu().numpy(),
+        spans,
+        tokenized.encodings[0].special_tokens_mask,
+        option,
+    )
+    words = []  # the pieces to which the strategy gives one tag
+    for piece in pieces:
+        if words and piece['is_subword'] and strategy in ('first', 'max', 'average'):
+            words[-1].append(piece)
+        else:
+            words.append([piece])
+    entities, last = [], None
+    for word in words:
+        p = np.stack([piece['scores'] for piece in word])
+        of_tags = dict(average=p.mean(0), max=p.max(0)).get(strategy, p[0])
+        tag = int(of_tags.argmax())
+        label = pipeline.model.config.id2label[tag]
+        (letter, tagged), after = pipeline.get_tag(label), word[-1]['index'] + 1
+        if strategy != 'none' and letter != 'B' and tagged == last:
+            entities[-1][1][1] = after
+            continue
+        row, last = 0 if strategy == 'first' else int(p[:, tag].argmax()), tagged
+        target = Target(tag, position=word[row]['index'])
+        kind = label if strategy == 'none' else label.split('-', 1)[-1]
+        entities.append((kind, [word[0]['index'], after], target, {}))
+    ignored = pipeline._postprocess_params.get('ignore_labels', ['O'])
+    entities = [entity for entity in entities if entity[0] not in ignored]
+    kinds = [entity.get('entity_group', entity.get('entity')) for entity in answer]
+    if [kind for kind, *_ in entities] != kinds:
+        raise ValueError(
+            f"this {type(pipeline).__name__} finds entities in a way of its own; give"
+            " its model and its tokenizer"
+        )
+    for (*_, info), entity in zip(entities, answer):
+        info['score'] = float(entity['score'])
+    return entities
 
 
 def _labels(model):
@@ -107,11 +181,12 @@ def explain_entities(
     units: str = 'token',  # 'token' or 'word'
     device: str | torch.device | None = None,  # where to move the model
     **options: Any,  # the method's own
-    # per text `Attributions`, one per entity, named in info['entity']
+    # per text `Attributions`, one per entity, described in info['entity']
 ) -> list[Attributions]:
     "Explain every entity that a tagger finds by the logit of its tag."
     one_of('units', units, ('token', 'word'))
     model, tokenizer = unwrap(model, tokenizer)
+    own_call = getattr(tokenizer, 'own_call', None)  # of a pipeline
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     tokenized = [_tokenize(tokenizer, text) for text in texts]
     encs = [dict(t) for t in tokenized]
@@ -120,13 +195,17 @@ def explain_entities(
     labels = _labels(model)
     for text, enc, t in zip(texts, inputs.encs, tokenized):
         word_ids = t.word_ids()
-        places = {}  # word → its first token, the token after its last
-        for i, word in enumerate(word_ids):
-            if word is not None:
-                places[word] = (places.get(word, [i])[0], i + 1)
-        words = list(places.values())
-        with torch.no_grad():
-            classes = model(**enc).logits[0].argmax(-1).tolist()
+        written, spans = _written(t, text)
+        if own_call is None:
+            with torch.no_grad():
+                classes = model(**enc).logits[0].argmax(-1).tolist()
+            entities = _entities_of_tags(labels, classes, word_ids)
+        else:
+            own = own_call(text)
+            tokenizer.own_call, tokenizer.compared = lambda _, own=own: own, (enc, text)
+            output, _, answer = own
+            arguments = (t, written, spans, output.logits[0], answer)
+            entities = _entities_of_pipeline(tokenizer.source, *arguments)
         own_units = None
         if units == 'word' and isinstance(text, str):
             own_units = [text_units(tokenizer, enc, text, 'word')]
@@ -134,19 +213,14 @@ def explain_entities(
             ids = enc['input_ids'][0].cpu()
             own_units = [_word_units(tokenizer, ids, word_ids, text)]
         maps = Attributions()
-        tags = [labels[classes[first]] for first, _ in words]
-        for kind, start, end in tagged_entities(tags):
-            first, after = words[start][0], words[end - 1][1]
-            target = Target(classes[first], position=first)
+        for kind, tokens, target, info in entities:
             arguments = (model, tokenizer, [enc], method, target, own_units)
             (a,) = explain_batch(*arguments, **options)
             a.info |= provenance(model, options)
-            written = ' '.join(text[start:end])
-            if isinstance(text, str):
-                chars = [t.token_to_chars(i) for i in (first, after - 1)]
-                written = text[chars[0].start : chars[1].end]
-            place = dict(tokens=[first, after], words=[start, end])
-            a.info['entity'] = dict(kind=kind, text=written, **place)
+            first, last = tokens[0], tokens[1] - 1
+            words = [word_ids[first], word_ids[last] + 1]
+            info |= dict(kind=kind, text=written[spans[first][0] : spans[last][1]])
+            a.info['entity'] = dict(info, tokens=tokens, words=words)
             maps.append(a)
         records.append(maps)
     return records

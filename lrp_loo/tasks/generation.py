@@ -5,6 +5,7 @@
 # %% ../../nbs/lib/tasks_generation.ipynb #7987a293
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from transformers import GenerationConfig
 
 from ..core.arguments import Methods, Model, OneMethod, Tokenizer, whole_number
 from ..core.hooks import restores_state
@@ -24,104 +24,64 @@ from ..estimate.auto import PASSES
 from ..evaluate.audit import AuditTable, audit_table
 from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout
-from ..inputs.units import Units, UnitsOf, chat_text, text_units, token_spans
+from lrp_loo.inputs.units import (
+    PLACEHOLDER,
+    Units,
+    UnitsOf,
+    chat_prompt,
+    content_tokens,
+    fill_template,
+    text_units,
+)
 from ..methods import explain_each
 from ..methods.table import Refusal, as_methods, or_refusal
-from ..models.encoding import check_text, encode
+from ..models.encoding import check_text
 from ..models.multipart import EncoderDecoder
 from ..models.parts import is_parts
-from ..models.structure import device_of, provenance
+from ..models.structure import provenance
 from ..records import Generation
-from .context import continuation_ids, encoded_ids, prompt_ids
+from lrp_loo.tasks.context import (
+    check_generates,
+    continuation_ids,
+    encode_prompt,
+    with_continuation,
+)
 
 # %% auto #0
 __all__ = ['explain_generation', 'generation_agreement', 'audit_generation']
 
 # %% ../../nbs/lib/tasks_generation.ipynb #00000006
-def _message_tokens(tokenizer, messages, text, ids):
-    """Return (n_tokens,) bool, the tokens of the messages' own words; None if the
-    chat template changed the words.
-    """
-    in_message = [False] * len(text)
-    end = 0
-    for message in messages:
-        words = str(message['content']).strip()
-        start = text.find(words, end)
-        if start < 0:
-            return None
-        end = start + len(words)
-        in_message[start:end] = [True] * len(words)
-    spans = token_spans(tokenizer, (text,), ids)
-    return torch.tensor(
-        [s is not None and any(in_message[slice(*s[1:])]) for s in spans]
-    )
-
-
 @restores_state
 @torch.no_grad()
-def _generate(model, inputs, n_given, max_new_tokens):
-    "Return the token ids that a model generates after the first `n_given`."
-    default = model.generation_config
-    end = default.eos_token_id
-    padding = default.pad_token_id
-    if padding is None:
-        padding = end[0] if isinstance(end, list) else end
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=end,
-        pad_token_id=padding,
-    )
-    out = model.generate(**inputs, generation_config=config)
-    return out[0, n_given:].tolist()
-
-
-def _check_generates(model):
-    "Raise ValueError unless the model predicts tokens from those before them."
-    can_generate = getattr(getattr(model, 'inside', model), 'can_generate', None)
-    config = getattr(model, 'config', None)
-    is_wrapped = isinstance(model, EncoderDecoder)
-    is_unsupported = getattr(config, 'is_encoder_decoder', False) and not is_wrapped
-    if can_generate is None or not can_generate() or is_unsupported:
-        raise ValueError(
-            f"{type(model).__name__} is no language model that continues a text, so"
-            " it generates nothing here; take one (…ForCausalLM,"
-            " …ForConditionalGeneration), such as load_demo('reviews')"
-        )
-
-
-def _encode_generation(model, tokenizer, text, is_chat, continuation, max_new_tokens):
-    "Return prompt and continuation as one encoding, and the continuation's ids."
+def _generate(model, tokenizer, enc, max_new_tokens):
+    """Return the ids of the tokens by which a model continues an encoded prompt, and the
+    settings of this call: the model's, without sampling.
+    """
+    inputs, n_before = enc, enc['input_ids'].shape[1]
     if isinstance(model, EncoderDecoder):
-        enc = encode(model, tokenizer, text)
-        if continuation is None:
-            ids, decoded = enc['input_ids'], enc['tower_ids'][0] == 1
-            inputs = dict(
-                input_ids=ids[:, ~decoded],
-                attention_mask=enc['attention_mask'][:, ~decoded],
-                decoder_input_ids=ids[:, decoded],
-                decoder_start_token_id=int(ids[0, decoded][0]),
-            )
-            n = int(decoded.sum())
-            new_ids = _generate(model.inside, inputs, n, max_new_tokens)
-        else:
-            new_ids = model.answer_ids(tokenizer, continuation)
-        return model.resume(tokenizer, enc, new_ids), new_ids
-    text_ids = prompt_ids(tokenizer, text, add_special_tokens=not is_chat)
-    if not text_ids:
-        raise ValueError(f"the prompt {text!r} has no tokens")
-    if continuation is None:
-        # raises an error if the text would be too long
-        encoded_ids(model, tokenizer, text_ids + [text_ids[-1]] * max_new_tokens)
-        row = torch.tensor([text_ids], device=device_of(model))
-        inputs = dict(input_ids=row, attention_mask=torch.ones_like(row))
-        new_ids = _generate(model, inputs, len(text_ids), max_new_tokens)
-    else:
-        new_ids = continuation_ids(tokenizer, text, continuation)
-    return encoded_ids(model, tokenizer, text_ids + new_ids), new_ids
+        ids, decoded = enc['input_ids'], enc['tower_ids'][0] == 1
+        start = ids[:, decoded][:, :1]  # generate writes a forced token after it
+        inputs = dict(
+            input_ids=ids[:, ~decoded],
+            attention_mask=enc['attention_mask'][:, ~decoded],
+            decoder_input_ids=start,
+            decoder_start_token_id=int(start),
+        )
+        model, n_before = model.inside, int(decoded.sum())
+    else:  # raise an error if the text would be too long
+        with_continuation(model, tokenizer, enc, [0] * max_new_tokens)
+    config = copy.deepcopy(model.generation_config)
+    settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
+    settings |= dict(num_return_sequences=1, return_dict_in_generate=False)
+    config.update(**settings)
+    if config.pad_token_id is None:
+        end = config.eos_token_id
+        config.pad_token_id = end[0] if isinstance(end, list) else end
+    out = model.generate(**inputs, generation_config=config, tokenizer=tokenizer)
+    return out[0, n_before:].tolist(), config.to_diff_dict()
 
 
-def _generation_units(tokenizer, ids, text, units, new_ids):
+def _generation_units(tokenizer, ids, prompt, units, new_ids):
     "Return the units of a prompt, with each generated token as its own unit."
     if isinstance(units, str) and units == 'token':
         return None
@@ -130,7 +90,10 @@ def _generation_units(tokenizer, ids, text, units, new_ids):
             "parts of a model are explained for one number of a text, not for"
             " every generated token; take `explain` with a target"
         )
-    prompt_units = text_units(tokenizer, {'input_ids': ids}, text.rstrip(' '), units)
+    text = prompt.text if prompt.is_chat else prompt.text.rstrip(' ')
+    of_prompt = ({'input_ids': ids}, text, prompt.shifted(units))
+    content = list(prompt.spans.values())
+    prompt_units = text_units(tokenizer, *of_prompt, content)
     k, n = len(prompt_units), len(new_ids)
     return Units(
         torch.cat([prompt_units.number, torch.arange(k, k + n)]),
@@ -142,16 +105,17 @@ def _generation_units(tokenizer, ids, text, units, new_ids):
 def explain_generation(
     model: Model,  # a causal language model, or an encoder-decoder, in eval mode
     tokenizer: Tokenizer,  # its tokenizer
-    # a str (for an encoder-decoder the source), or a list of messages
-    # {'role': …, 'content': …}
+    # a str (for an encoder-decoder the source), or a chat: a list of messages
+    # {'role': …, 'content': …}; one that ends with the assistant's is continued
     prompt: str | list[dict[str, Any]],
-    continuation: str | None = None,  # None: the model's own, greedy
+    # None: the model's own, by `model.generate(…, do_sample=False)`
+    continuation: str | None = None,
     # one of METHODS (see `explain`); the default is LOO with 16 passes for each
     # generated token, shared by all, so that it is nearly always exact
     method: OneMethod = 'auto',
     max_new_tokens: int = 20,  # greatest length of the model's own continuation
-    # units of the prompt: 'token', 'word', 'sentence', or (start, end) spans; each
-    # generated token is its own unit
+    # units of the prompt: 'token', 'word', 'sentence', or (start, end) spans, which in
+    # a chat count in the last content of a user; each generated token is its own unit
     units: UnitsOf = 'token',
     log_prob: bool = True,  # log-probabilities (nats); False: logits
     device: str | torch.device | None = None,  # where to move the model
@@ -159,31 +123,40 @@ def explain_generation(
 ) -> Generation:  # an Attribution per generated token
     "Explain each generated token by the tokens before it."
     model, tokenizer = prepare_model(model, tokenizer, [prompt], device)
-    _check_generates(model)
+    check_generates(model)
     whole_number('max_new_tokens', max_new_tokens)
-    is_chat = not isinstance(prompt, str)
-    text = chat_text('prompt', prompt, tokenizer) if is_chat else prompt
-    check_text(text, 'prompt')
-    if continuation is not None:
+    if isinstance(prompt, str):
+        check_text(prompt, 'prompt')
+        place = {PLACEHOLDER: prompt}
+        prompt = fill_template(PLACEHOLDER, place, tokenizer, model)
+    else:
+        prompt = chat_prompt(prompt, tokenizer, model)
+    enc = encode_prompt(model, tokenizer, prompt)
+    ids, n_before = enc['input_ids'], enc['input_ids'].shape[1]
+    if continuation is None:
+        new_ids, settings = _generate(model, tokenizer, enc, max_new_tokens)
+        info = dict(chat=prompt.is_chat, generation_config=settings)
+    else:
         check_text(continuation, 'continuation')
-    arguments = (text, is_chat, continuation, max_new_tokens)
-    enc, new_ids = _encode_generation(model, tokenizer, *arguments)
-    n_before = enc['input_ids'].shape[1] - len(new_ids)
-    ids = enc['input_ids'][:, :n_before]
-    units = _generation_units(tokenizer, ids, text, units, new_ids)
+        new_ids = continuation_ids(model, tokenizer, prompt, continuation)
+        info = dict(chat=prompt.is_chat)
+    enc = with_continuation(model, tokenizer, enc, new_ids)
+    units = _generation_units(tokenizer, ids, prompt, units, new_ids)
     readout = GeneratedReadout(enc['input_ids'][0], n_before, log_prob)
     budget = {} if method != 'auto' else dict(passes=PASSES * len(new_ids))
     steps = explain_each(
         model, tokenizer, enc, method, readout, units, **budget | options
     )
-    arguments = (tokenizer, prompt, text, ids[0].cpu())
-    content = _message_tokens(*arguments) if is_chat else None
-    if content is not None:  # generated tokens are content, too
+    for a in steps:
+        a.info |= provenance(model, options) | info
+    if prompt.is_chat:
+        content = [*prompt.spans.values()]
+        arguments = ({'input_ids': ids}, prompt.text, content)
+        content = content_tokens(tokenizer, *arguments, is_chat=True)
+        # generated tokens are content, too
         generated = torch.ones(len(new_ids), dtype=torch.bool)
         content = content_entries(torch.cat([content, generated]), units)
-    for a in steps:
-        a.info |= provenance(model, options)
-        if content is not None:
+        for a in steps:
             a.is_content = content[: len(a)] & ~a.is_special
     return Generation(steps)
 

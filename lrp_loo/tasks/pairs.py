@@ -18,6 +18,7 @@ from ..inputs.scores import Scores, text_by_text
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units, UnitsOf
 from ..loo.engines import read_subsets
+from ..loo.removals import Fill, fill_id
 from ..methods import explain_batch
 from ..methods.table import Method
 from ..models.encoding import TOKEN_BUDGET, special_mask
@@ -34,9 +35,11 @@ def changes_without(
     enc: dict[str, Any],  # an encoded text
     target: Any,  # see `as_target`
     removed: torch.Tensor,  # (n, T) bool: sets S of tokens
+    removal: str = 'attention_mask',  # see `as_removal`
+    fill: Fill = None,  # what replaces tokens, see `fill_id`
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # (1,) f(x); (n,); what reads f
-    "Compute f(x) − f(x∖S) for each set S of tokens, by attention mask."
-    (outputs,) = read_subsets(model, [enc], [~removed], [target], 'attention_mask')
+    "Compute f(x) − f(x∖S) for each set S of tokens."
+    (outputs,) = read_subsets(model, [enc], [~removed], [target], removal, fill)
     value = outputs.value.cpu().double()
     return value, value - outputs.values.cpu().double(), outputs.readout
 
@@ -55,13 +58,16 @@ def exact_pairs(
     enc: dict[str, Any],  # encoded texts, computed one by one
     target: Any = None,  # see `as_target`; None: the predicted class
     units: Any = None,  # a `Units` (or None) per text, removed together
+    removal: str = 'attention_mask',  # see `as_removal`
 ) -> Scores:  # exact LOO; info: pairs (n, n), passes, forwards
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
     members = _members(units, enc)
     n = len(members)
     i, j = torch.combinations(torch.arange(n), 2).T
     removed = torch.cat([members, members[i] | members[j]])
-    value, changes, readout = changes_without(model, enc, target, removed)
+    fill = fill_id(tokenizer, removal)
+    arguments = (enc, target, removed, removal, fill)
+    value, changes, readout = changes_without(model, *arguments)
     loo, both = changes.split([n, len(i)])
     scores = loo.new_zeros(n, n)
     scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
@@ -160,9 +166,16 @@ def explain_pairs(
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
+    removal: str = 'attention_mask',  # another one of REMOVALS with method='exact'
 ) -> list[Pairs]:  # one per text, in order
     "Compute the interaction of every two tokens (units) of each text."
     run = PAIR_METHODS[one_of('method', method, tuple(PAIR_METHODS))]
+    options = {} if removal == 'attention_mask' else dict(removal=removal)
+    if options and method != 'exact':
+        raise ValueError(
+            f"method={method!r} estimates pairs by removal='attention_mask', got"
+            f" {removal!r}; take method='exact'"
+        )
     arguments = (target, units, truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     model, tokenizer = inputs.model, inputs.tokenizer
@@ -174,9 +187,10 @@ def explain_pairs(
         n = int(_is_content(tokenizer, enc, units).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        (main,) = explain_batch(model, tokenizer, [enc], run, target, [units])
+        arguments = (model, tokenizer, [enc], run, target, [units])
+        (main,) = explain_batch(*arguments, **options)
         main.method = method
-        main.info |= provenance(model, {})
+        main.info |= provenance(model, options)
         inputs.annotate(main, k)
         records.append(Pairs(main, main.info.pop('pairs').float()))
     return records

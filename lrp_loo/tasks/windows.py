@@ -56,7 +56,8 @@ def _windows(model, tokenizer, text, overlap, max_length):
             f"overlap={overlap} must be smaller than a window, which has"
             f" {size} tokens of the text"
         )
-    encoded = dict(tokenizer(text, verbose=False))
+    # a pipeline may cut a text
+    encoded = dict(tokenizer(text, verbose=False, truncation=False))
     ids = encoded['input_ids']
     content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
     front = content[0] if content else 0
@@ -83,9 +84,8 @@ def _predicted_class(model, encs):
     rows = [output_field(model(**enc)) for enc in encs]
     if rows[0].ndim != 2:
         raise ValueError(
-            f"{type(model).__name__} has a row per token, shape"
-            f" {tuple(rows[0].shape)}, and windows are of a classifier, which has one"
-            " per text"
+            f"{type(model).__name__} has a row per token, and windows are of a"
+            " classifier, which has one per text"
         )
     return int(torch.cat(rows).mean(0).argmax())
 
@@ -142,8 +142,7 @@ def explain_windows(
     refused = {'calibration', 'template', 'among', 'units', 'truncation'}
     if refused & options.keys():
         raise ValueError(
-            f"{min(refused & options.keys())}= is for a text that is read at once, and"
-            " this one is read in windows; leave it out"
+            f"{min(refused & options.keys())}= is for texts read at once; leave it out"
         )
     if isinstance(target, list):
         raise ValueError("target must be one for all texts of windows, got a list")
@@ -155,6 +154,8 @@ def explain_windows(
         ids, front, spans, encs = _windows(model, tokenizer, *arguments)
         predicted = _predicted_class(model, [encode(model, tokenizer, e) for e in encs])
         of_text = predicted if target is None else target
+        if hasattr(tokenizer, 'compared') and len(encs) == 1:
+            tokenizer.compared = encs[0], text
         maps = explain(model, tokenizer, encs, method, of_text, **options)
         records.append(_join(tokenizer, ids, front, spans, maps, overlap))
     return records

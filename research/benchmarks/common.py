@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lrp_loo import load_demo, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
+from lrp_loo.inputs.scores import last_rows_only
 from lrp_loo.models.encoding import encode
 
 OUT = Path(__file__).parents[2] / 'results' / 'benchmarks.json'
@@ -192,3 +193,27 @@ def record(args, job, against, at_least, setting, packages=(), **measured):
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, '{"rows": [\n' + lines + '\n]}\n')
     print(said(job, against, at_least, measured), flush=True)
+
+
+def captum_loo(model, encs, per_eval):
+    """Word ids ablated by Captum: the forward function masks the keys of ids
+    that were set to −1.
+    """
+    from captum.attr import FeatureAblation
+
+    asked = last_rows_only(model)
+
+    def f(ids, enc):
+        given = {k: v.expand(len(ids), -1) for k, v in enc.items()}
+        given['attention_mask'] = (ids >= 0).long()
+        logits = model(**given, **asked).logits
+        return logits.flatten(1).amax(1)
+
+    with torch.no_grad():
+        for e in encs:
+            FeatureAblation(f).attribute(
+                e['input_ids'],
+                baselines=-1,
+                additional_forward_args=(e,),
+                perturbations_per_eval=per_eval,
+            )

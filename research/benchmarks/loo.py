@@ -8,40 +8,16 @@ python research/benchmarks/loo.py [--data FOLDER] [--sentences 48]
 import time
 
 import torch
-from captum.attr import FeatureAblation
-from common import arguments, best_rate, pairs, record, texts
+from common import arguments, best_rate, captum_loo, pairs, record, texts
 
-from lrp_loo.inputs.scores import last_rows_only
 from lrp_loo.loo import many_loo
-
-
-def captum(model, encs, per_eval):
-    """Word ids ablated by Captum: the forward function masks the keys of ids
-    that were set to −1.
-    """
-    asked = last_rows_only(model)
-
-    def f(ids, enc):
-        given = {k: v.expand(len(ids), -1) for k, v in enc.items()}
-        given['attention_mask'] = (ids >= 0).long()
-        logits = model(**given, **asked).logits
-        return logits.flatten(1).amax(1)
-
-    with torch.no_grad():
-        for e in encs:
-            FeatureAblation(f).attribute(
-                e['input_ids'],
-                baselines=-1,
-                additional_forward_args=(e,),
-                perturbations_per_eval=per_eval,
-            )
 
 
 def best_setting(model, encs, settings):
     "Captum's fastest number of variants at a time."
 
     def seconds(n):
-        return pairs(lambda: captum(model, encs, n), lambda: None, 1)['ours']
+        return pairs(lambda: captum_loo(model, encs, n), lambda: None, 1)['ours']
 
     return min(settings, key=seconds)
 
@@ -85,7 +61,7 @@ if __name__ == '__main__':
         5.0,
         setting,
         ('captum',),
-        **pairs(ours, lambda: captum(model, encs, 1), args.rounds),
+        **pairs(ours, lambda: captum_loo(model, encs, 1), args.rounds),
     )
     record(
         args,
@@ -94,7 +70,7 @@ if __name__ == '__main__':
         2.5,
         setting | dict(perturbations_per_eval=best),
         ('captum',),
-        **pairs(ours, lambda: captum(model, encs, best), args.rounds),
+        **pairs(ours, lambda: captum_loo(model, encs, best), args.rounds),
     )
     record(
         args,

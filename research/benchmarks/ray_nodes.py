@@ -2,8 +2,10 @@
 lost, and what is there twice.
 
 Both nodes run on this machine (ray.cluster_utils). The second is killed, with
-all that runs there, when it has computed some batches. The same call then goes
-on until nothing is missing; every row is held against those of one process.
+all that runs there, when it has begun some batches; the last of them, and the first
+batch of every other actor, wait for that, so that the speed decides nothing. The
+same call then goes on until nothing is missing; every row is held against those of
+one process.
 Needs Ray (pip install -e '.[ray]'); writes results/ray.json.
 """
 
@@ -27,17 +29,27 @@ OUT = Path(__file__).parents[2] / 'results' / 'ray.json'
 LEFT = 600  # seconds until the run is given up
 
 
-def where_it_ran(folder):
-    "A method: AttnLRP, which says on which node a batch was begun."
+def where_it_ran(folder, doomed, n):
+    """A method: AttnLRP, which says on which node a batch was begun. It waits for the
+    kill on every node but the doomed one, there in the n-th batch.
+    """
 
     def method(model, tokenizer, encs, target=None):
         from lrp_loo.methods.table import METHODS
 
-        node = ray.get_runtime_context().get_node_id()
+        node, end = ray.get_runtime_context().get_node_id(), time.monotonic() + LEFT
         (Path(folder) / f'{time.time_ns()}.{node}').touch()
+        waits = node != doomed or len(list(Path(folder).glob(f'*.{doomed}'))) >= n
+        while waits and not killed(folder).exists() and time.monotonic() < end:
+            time.sleep(0.01)
         return METHODS['attn_lrp'](model, tokenizer, encs, target)
 
     return method
+
+
+def killed(folder):
+    "The file that says that the node is gone."
+    return Path(folder).with_name('killed')
 
 
 def begun(folder, node=None):
@@ -52,6 +64,7 @@ def kill(cluster, node, folder, n, said):
         time.sleep(0.01)
     said |= dict(begun=begun(folder), begun_there=begun(folder, node.node_id))
     cluster.remove_node(node, allow_graceful=False)
+    killed(folder).touch()
     said['killed'] = True
 
 
@@ -65,16 +78,17 @@ def run(texts, folder, batch_size=2):
     out, marks = folder / 'out', folder / 'marks'
     marks.mkdir()
     os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
-    methods = {'mine': (where_it_ran(str(marks)), {})}
     how = dict(device='cpu', batch_size=batch_size, progress=False)
     plain = dict(include_dashboard=False)
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=4, **plain))
     node = cluster.add_node(num_cpus=2, **plain)
+    n = max(2, len(texts) // 8)
+    methods = {'mine': (where_it_ran(str(marks), node.node_id, n), {})}
     said = dict(end=time.monotonic() + LEFT, killed=False)
     calls = 0
     ray.init(address=cluster.address, log_to_driver=False, logging_level='ERROR')
     try:
-        args = (cluster, node, marks, max(2, len(texts) // 8), said)
+        args = (cluster, node, marks, n, said)
         killer = threading.Thread(target=kill, args=args, daemon=True)
         killer.start()
         stopped = []

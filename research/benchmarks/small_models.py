@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto import modeling_auto
 from with_images import BESIDE, IN_TEXT, WITH_IMAGES
 
@@ -18,7 +19,6 @@ from lrp_loo.models.media import ImageAndText, ImageInText
 from lrp_loo.models.multipart import (
     EncoderDecoder,
     ReadTwice,
-    SimilarityOutput,
     MultiPartModel,
     TwoTowers,
     two_towers,
@@ -492,8 +492,11 @@ def read_twice(model, inside, enc):
 def of_two_texts(model, inside, enc):
     "The cosine of what the encoder makes of each."
     ends = []
-    for ids, mask in parts_of(enc):
-        states = inside(input_ids=ids, attention_mask=mask)[0]
+    n = int((enc['tower_ids'] == 0).sum())
+    others = {k: v for k, v in enc.items() if k not in ('tower_ids', 'attention_mask')}
+    for (_, mask), part in zip(parts_of(enc), (slice(n), slice(n, None))):
+        own = {k: v[:, part] for k, v in others.items()}
+        states = inside(**own, attention_mask=mask)[0]
         if model.pooling == 'mean':
             end = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         else:
@@ -501,7 +504,7 @@ def of_two_texts(model, inside, enc):
             end = states[:, 0 if model.pooling == 'cls' else last]
         ends.append(end)
     cosine = torch.nn.functional.cosine_similarity(*ends)
-    return SimilarityOutput(cosine[:, None])
+    return CausalLMOutput(logits=cosine[:, None])
 
 
 class _Hidden(TorchFunctionMode):
@@ -536,7 +539,7 @@ def of_image_beside(model, inside, enc):
     else:
         with _Hidden(int((seen == 0).nonzero()[0, 1]), patches.shape[1]):
             out = inside(**given)
-    return SimilarityOutput(out.logits_per_image)
+    return CausalLMOutput(logits=out.logits_per_image)
 
 
 BY_HAND = {  # kind of `MultiPartModel` → its output from transformers' own calls

@@ -122,6 +122,19 @@ def siglip():
     return t.SiglipModel(config), beside()
 
 
+def siglip2():
+    "Six patches, and two of padding."
+    text = dict(**SMALL, num_hidden_layers=2, vocab_size=50)
+    vision = dict(**SMALL, num_hidden_layers=2, num_patches=4, patch_size=8)
+    config = t.Siglip2Config(text_config=text, vision_config=vision)
+    enc = beside() | dict(
+        pixel_values=torch.randn(1, 8, 192),
+        pixel_attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]]),
+        spatial_shapes=torch.tensor([[2, 3]]),
+    )
+    return t.Siglip2Model(config), enc
+
+
 def beside():
     ids = torch.tensor([[1, 7, 8, 9, 10, 11]])
     return dict(input_ids=ids, pixel_values=torch.randn(1, 3, 16, 16))

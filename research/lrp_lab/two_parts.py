@@ -27,7 +27,7 @@ from transformers import (
 from .inference import snli
 from .parts import rows_heading
 from .training import _batches_by_length, _fit
-from lrp_loo.core.files import recorded_methods
+from lrp_loo.core.files import recorded_methods, whole_file
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.results import Results
 from lrp_loo.inputs.targets import Target
@@ -145,7 +145,8 @@ def train_verdicts(
 
         schedule = dict(schedule=get_linear_schedule_with_warmup, warmup=0.06)
         _fit(model, lr, batches, loss_of, 'training', **schedule)
-    save_file(trained_part(model), str(out))
+    with whole_file(out) as tmp:
+        save_file(trained_part(model), str(tmp))
     return options
 
 

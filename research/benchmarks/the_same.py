@@ -1,8 +1,9 @@
-"""Does the code still compute the same, bit for bit?   Before and after a change:
+"""Compare the values and the counts of two trees of this project.
 
-    python tests/the_same.py --write FILE           # before: compute, and store
-    python tests/the_same.py FILE                   # after: compute again, and compare
-    python tests/the_same.py FILE --only explain audit    # some parts of it
+    python research/benchmarks/the_same.py --write FILE     # before: compute, store
+    python research/benchmarks/the_same.py FILE             # after: compute, compare
+    python research/benchmarks/the_same.py FILE --only explain audit    # some parts
+    python research/benchmarks/the_same.py FILE --tolerance 1e-4   # not bit for bit
 
 Every method, target, unit, option and task on the demo models, MPNet and SmolLM2
 among them (`make models`), what is refused, the command line, and the paper's rows on
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -32,13 +34,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from encoder_decoders import encoder_decoder, widened
 
 import lrp_loo
 from lrp_loo import METHODS, Removal, Target
 from lrp_loo.interop import Attributor
 from lrp_loo.loo.removals import REMOVALS
 from lrp_loo.models.loading import demo_base
+
+sys.path.append(str(Path(__file__).parents[2] / 'tests'))
+from encoder_decoders import encoder_decoder, widened  # noqa: E402
 
 HOME = Path(lrp_loo.__file__).resolve().parent
 TEXT = 'The plot is thin, but both leads are a joy. See it twice!'
@@ -158,7 +162,7 @@ OTHERS = ('imdb', 'reviews', 'reviews-sst2', 'mpnet-sst2', 'smollm2')
 BOTH = ('sst2', 'reviews')
 DECODERS = ('reviews', 'smollm2')
 HEADS = [dict(units=units) for units in ('head', 'feed_forward', 'layer')]
-OF_HEADS = ('loo', 'removal', 'auto', 'grad_x_input', 'attn_lrp')
+OF_HEADS = ('loo', 'removal', 'auto', 'grad_x_input')
 LIST = [dict(units=['word', [(0, 7)]], batch_size=1), dict(max_length=6)]
 ENDS = [dict(target=12), dict(target=Target(12, output='end_logits'))]
 WORD = dict(units='word', target=1)
@@ -258,7 +262,7 @@ def intervals():
 
 
 def classes():
-    "Yield scores of Captum's classes, on ids, embeddings, pixels."
+    "Yield scores of Captum's classes, on ids and embeddings."
     bert, tokenizer = model('sst2')
     enc = tokenizer(TEXTS, padding=True, return_tensors='pt')
     more = dict(target=[1, 0], additional_forward_args=enc['attention_mask'])
@@ -268,8 +272,6 @@ def classes():
         yield f'{name}/ids', partial(attribute, enc['input_ids'], **more)
         found = attribute(x, **more).sum(-1)  # each dimension is too much
         yield f'{name}/embeddings', found
-        attribute = kind(model('mnist')[0]).attribute
-        yield f'{name}/pixels', partial(attribute, torch.stack([IMAGE, -IMAGE]))
 
 
 def rules():
@@ -377,21 +379,38 @@ def leaves(x, at=''):
     yield at, x
 
 
-def difference(old, new):
-    "Describe how two values differ; '' if they are the same in every bit."
+def is_number(x):
+    "Return True for a finite int or float, not for a bool."
+    return type(x) in (int, float) and math.isfinite(x)
+
+
+def difference(old, new, tolerance):
+    """Describe how two values differ; '' if they are the same. Numbers may differ by
+    `tolerance` times the largest number beside them; places that one lacks are left out
+    where the tolerance is not 0.
+    """
     old, new = dict(leaves(old)), dict(leaves(new))
-    places = [*old, *(at for at in new if at not in old)]
-    other = [at for at in places if repr(old.get(at, ...)) != repr(new.get(at, ...))]
-    if not other:
+    places = [at for at in old if at in new] if tolerance else [*old, *new]
+    scale = {}
+    for at in filter(lambda at: is_number(old.get(at)), places):
+        beside = at.rpartition('/')[0]
+        scale[beside] = max(scale.get(beside, 0), abs(old[at]))
+    differing = []
+    for at in places:
+        a, b = old.get(at, ...), new.get(at, ...)
+        if is_number(a) and is_number(b):
+            if abs(a - b) > tolerance * scale[at.rpartition('/')[0]]:
+                differing.append(at)
+        elif repr(a) != repr(b):
+            differing.append(at)
+    if not differing:
         return ''
-    both = [(old.get(at), new.get(at)) for at in other]
-    off = [abs(a - b) for a, b in both if {type(a), type(b)} <= {int, float}]
-    first = ' → '.join(str(x)[:200] for x in both[0])
-    largest = max(off, default='no number')
-    return f'{len(other)} of {len(places)}, by {largest} at most; {other[0]}: {first}'
+    at = differing[0]
+    first = f'{str(old.get(at, ...))[:200]} → {str(new.get(at, ...))[:200]}'
+    return f'{len(differing)} of {len(places)}; {at}: {first}'
 
 
-def compared(old, new):
+def compared(old, new, tolerance):
     "Yield what differs, a line for each key; counts may become less."
     for key in old:
         if key not in new:
@@ -399,7 +418,7 @@ def compared(old, new):
         elif key.startswith('counts/'):
             if any(n > old[key][k] for k, n in new[key].items()):
                 yield f'{key}: more than {old[key]}: {new[key]}'
-        elif text := difference(old[key], new[key]):
+        elif text := difference(old[key], new[key], tolerance):
             yield f'{key}: {text}'
     yield from (f'{key}: new' for key in new if key not in old)
 
@@ -429,6 +448,7 @@ def main():
     parser.add_argument('file', type=Path, help='values, as JSON')
     parser.add_argument('--write', action='store_true', help='write it')
     parser.add_argument('--only', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--tolerance', type=float, default=0.0)
     given = parser.parse_args()
     warnings.filterwarnings('ignore')
     logging.disable(logging.WARNING)
@@ -446,7 +466,7 @@ def main():
     if old['versions'] != made_with():
         print(f'made with {old["versions"]}, now {made_with()}')
     old = {k: v for k, v in old['values'].items() if k.split('/')[0] in given.only}
-    lines = list(compared(old, values))
+    lines = list(compared(old, values, given.tolerance))
     print(*lines, f'{len(lines)} differ', sep='\n')
     return int(bool(lines))
 

@@ -1,0 +1,297 @@
+"""Kill, interleave, fill the disk, take the permission: what is lost, doubled, touched.
+
+Every case runs in child processes beside files of somebody else. After each one the
+finished rows are compared with those of a run that nothing disturbed. Needs os.fork;
+as root also a small disk is mounted and a child becomes `nobody`. Prints JSON.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from lrp_loo import audit, calibrate, load, load_demo, load_texts, sweep
+from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.evaluate.sweep import read_sweep
+from lrp_loo.paper.common import RunOptions
+from lrp_loo.paper.reproduce import reproduce
+
+NOBODY = 65534
+FOREIGN = ('reviews.parquet', '.notes.tmp', '.r.json.backup.tmp', '.r.json.1.tmp')
+QUIET = dict(progress=False)
+
+
+def small_model():
+    "Return a BERT with random weights and the demo's tokenizer."
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    config = BertConfig(intermediate_size=64, **sizes)
+    return BertForSequenceClassification(config).eval(), load_demo('sst2')[1]
+
+
+class Jobs:
+    "The runs, each with a folder to write into, and how its finished rows are read."
+
+    def __init__(self, texts):
+        self.demo, self.texts = small_model(), texts
+        self.names = ('sweep', 'audit', 'reproduce', 'calibrate')
+
+    def run(self, name, out, pause=0, limit=None):
+        """Run a job into a folder. `pause`: seconds between opening and computing;
+        `limit`: largest size of a file.
+        """
+        if limit:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        if name == 'sweep':
+            sweep(*self.demo, self.texts, out, 'attn_lrp', batch_size=2, **QUIET)
+        if name == 'audit':
+            results = Results(out / 'r.json', dict(experiment='audit'))
+            time.sleep(pause)
+            audit(*self.demo, self.texts, ['attn_lrp'], results=results, **QUIET)
+            results.summary = dict(n=len(results.rows))
+            results.save()
+        if name == 'reproduce':
+            with contextlib.redirect_stdout(io.StringIO()):
+                reproduce(RunOptions('embedded', limit=16, longest=24), 'sst2', out)
+        if name == 'calibrate':
+            texts = self.texts[:8]
+            calibrate(*self.demo, texts, 'removal', **QUIET).save(out / 'r.json')
+
+    def rows(self, name, out):
+        "Return the finished rows of a job as texts of JSON."
+        if name == 'sweep':
+            if not set(map(str, out.glob('*.parquet'))) - set(map(str, foreign(out))):
+                return []
+            table = read_sweep(out).drop(columns='worker')
+            return table.to_json(orient='records', lines=True).splitlines()
+        paths = [f for f in out.rglob('*.json') if f.name != 'against_paper.json']
+        if name == 'calibrate':
+            return [json.dumps(load(f).to_dict()) for f in paths]
+        return [json.dumps(row) for f in paths for row in read_results(f)['rows']]
+
+
+def foreign(folder):
+    return [folder / name for name in FOREIGN]
+
+
+def add_foreign(folder):
+    "Write files of somebody else into a folder; return their state."
+    folder.mkdir(exist_ok=True)
+    for f in foreign(folder):
+        f.write_bytes(b'PAR1 of somebody else')
+    return state_of(foreign(folder))
+
+
+def state_of(files):
+    return [(f.read_bytes(), f.stat().st_mode, f.stat().st_uid) for f in files]
+
+
+def start(job, *arguments, user=None, kill_after=None):
+    "Run a job in a child; return its id, or if it is killed whether it was alive."
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(1)
+        try:
+            if user:
+                os.setgid(user)
+                os.setuid(user)
+            job(*arguments)
+        except BaseException as e:
+            print(f'{type(e).__name__}: {e}', file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    if kill_after is None:
+        return pid
+    time.sleep(kill_after)
+    os.kill(pid, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def ends_well(pid):
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def undisturbed(jobs, name, folder):
+    "Return the rows of a run that nothing disturbs, and the seconds that it took."
+    folder.mkdir()
+    begin = time.monotonic()
+    assert ends_well(start(jobs.run, name, folder))
+    return jobs.rows(name, folder), time.monotonic() - begin
+
+
+class Count(dict):
+    "What the cases did to rows and files."
+
+    def __init__(self, **others):
+        fields = ('lost', 'doubled', 'unlike', 'foreign_touched', 'left_behind')
+        super().__init__(others | dict.fromkeys(fields, 0))
+
+    def compare(self, before, now, whole):
+        "Count rows that were there and are not, that are twice, and that differ."
+        self['lost'] += len(set(before) - set(now))
+        self['doubled'] += len(now) - len(set(now))
+        self['unlike'] += len(set(now) - set(whole))
+
+    def look_at(self, folder, theirs):
+        "Count foreign files that changed, and hidden files that were left behind."
+        if theirs:
+            self['foreign_touched'] += state_of(foreign(folder)) != theirs
+        self['left_behind'] += len(set(folder.rglob('.*')) - set(foreign(folder)))
+
+
+def kills(jobs, folder, n, rng):
+    "SIGKILL at random times; each job goes on until it has been killed n times."
+    report = {}
+    for name in jobs.names:
+        out, before = folder / name, []
+        whole, took = undisturbed(jobs, name, folder / f'{name}-whole')
+        count = Count(rows=len(whole), killed=0)
+        count['killed'] += start(jobs.run, name, out, kill_after=took / 3)
+        theirs = add_foreign(out)
+        while count['killed'] < n:
+            # as long as a run has rows to compute, later ones end sooner
+            delay = rng.uniform(0, took * (1 - len(before) / (len(whole) + 1)))
+            count['killed'] += start(jobs.run, name, out, kill_after=delay)
+            now = jobs.rows(name, out)
+            count.compare(before, now, whole)
+            before = now
+        count['rows_at_the_last_kill'] = len(before)
+        assert ends_well(start(jobs.run, name, out))
+        count.compare(whole, jobs.rows(name, out), whole)
+        count.look_at(out, theirs)
+        report[name] = count
+    return report
+
+
+def interleavings(jobs, folder, n, rng):
+    "Two processes on one results file, at random times; and two sweeps at once."
+    whole, took = undisturbed(jobs, 'audit', folder / 'two-whole')
+    count = Count(pairs=n, rows=len(whole))
+    for k in range(n):
+        out = folder / f'two-{k}'
+        theirs, pids = add_foreign(out), []
+        for pause in rng.uniform(0, took, 2):
+            pids.append(start(jobs.run, 'audit', out, pause))
+            time.sleep(rng.uniform(0, took / 4))
+        seen = []
+        while pids:  # no row that was seen may be missing later
+            now = jobs.rows('audit', out)
+            count.compare(seen, now, whole)
+            seen = now
+            ended = [os.waitpid(pid, os.WNOHANG) for pid in pids]
+            assert not any(status for _, status in ended)
+            pids = [pid for pid, (is_ended, _) in zip(pids, ended) if not is_ended]
+        count.compare(whole, jobs.rows('audit', out), whole)
+        count['lost'] += read_results(out / 'r.json').get('summary') is None
+        count.look_at(out, theirs)
+    whole, took = undisturbed(jobs, 'sweep', folder / 'sweeps-whole')
+    out = folder / 'sweeps'
+    first = start(jobs.run, 'sweep', out)
+    while not list(out.glob('*.parquet')):
+        time.sleep(0.01)
+    count['second_sweep_refused'] = not ends_well(start(jobs.run, 'sweep', out))
+    assert ends_well(first)
+    count.compare(whole, jobs.rows('sweep', out), whole)
+    return count
+
+
+def full_disk(jobs, folder):
+    "A small disk, or where nothing may be mounted a limit of a file's size."
+    report = {}
+    for name in ('audit', 'sweep'):
+        out = folder / f'full-{name}'
+        whole, _ = undisturbed(jobs, name, folder / f'full-{name}-whole')
+        files = (folder / f'full-{name}-whole').iterdir()
+        # an audit writes its file beside the old one
+        room = max(sum(f.stat().st_size for f in files), 2**13)
+        out.mkdir()
+        words = ['mount', '-t', 'tmpfs', '-o', f'size={room}', 'tmpfs', str(out)]
+        mounted = not subprocess.run(words, capture_output=True).returncode
+        count = Count(mounted=mounted)
+        try:
+            limit = None if mounted else room // 2
+            count['failed'] = not ends_well(start(jobs.run, name, out, 0, limit))
+            before = jobs.rows(name, out)
+            count['rows_kept'] = len(before)
+            if mounted:
+                words = ['mount', '-o', 'remount,size=64m', str(out)]
+                subprocess.run(words, check=True)
+            assert ends_well(start(jobs.run, name, out))
+            now = jobs.rows(name, out)
+            count.compare(before, now, whole)
+            count.compare(whole, now, whole)
+            count.look_at(out, None)
+        finally:
+            if mounted:
+                subprocess.run(['umount', str(out)], check=True)
+        report[name] = count
+    return report
+
+
+# job, mode of the folder, of its record (sweep.json or r.json), of other files
+OF_ROOT = (
+    ('sweep', 0o777, 0o644, 0o600),
+    ('sweep', 0o777, 0o600, 0o600),
+    ('sweep', 0o755, 0o644, 0o644),
+    ('sweep', 0o733, 0o644, 0o644),
+    ('audit', 0o777, 0o644, 0o644),
+    ('audit', 0o777, 0o600, 0o600),
+    ('audit', 0o755, 0o644, 0o644),
+)
+
+
+def other_user(jobs, folder):
+    "Files of root, and a child that is nobody: it is refused and changes nothing."
+    if os.getuid():
+        return 'not tried: it takes root'
+    count = Count(cases=len(OF_ROOT), refused=0)
+    folder.chmod(0o755)
+    for k, (name, folder_mode, record_mode, file_mode) in enumerate(OF_ROOT):
+        out = folder / f'root-{k}'
+        # one row less than nobody asks for
+        short = Jobs(jobs.texts[:-2])
+        assert ends_well(start(short.run, name, out))
+        files = list(out.iterdir())
+        for f in files:
+            f.chmod(record_mode if f.suffix == '.json' else file_mode)
+        out.chmod(folder_mode)
+        before = state_of(files)
+        count['refused'] += not ends_well(start(jobs.run, name, out, user=NOBODY))
+        count['foreign_touched'] += before != state_of(files)
+        count['left_behind'] += len(list(out.iterdir())) - len(files)
+    return count
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--kills', type=int, default=10, help='of each of the four jobs')
+    p.add_argument('--pairs', type=int, default=20, help='of processes on one file')
+    p.add_argument('--texts', type=int, default=32)
+    args = p.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    jobs = Jobs(load_texts('sst2', 'embedded', limit=args.texts).texts)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        report = dict(other_user=other_user(jobs, folder))
+        report['full_disk'] = full_disk(jobs, folder)
+        report['two_processes'] = interleavings(jobs, folder, args.pairs, rng)
+        report['kills'] = kills(jobs, folder, args.kills, rng)
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == '__main__':
+    main()
