@@ -78,7 +78,6 @@ def main(
 ) -> int:  # the exit code
     "Run a command; report an error in one line on stderr."
     words = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
-
     name = ' '.join(['lrp_loo', *words[:1]])
 
     def report(message):

@@ -218,7 +218,7 @@ class Scores:
         "Join the scores of texts that were explained one by one."
         return cls(
             torch.nn.utils.rnn.pad_sequence(
-                [p.scores[0] for p in parts], batch_first=True
+                [p.scores[0].cpu() for p in parts], batch_first=True
             ),
             torch.cat([p.values for p in parts]),
             Readout.joined([p.readout for p in parts]),

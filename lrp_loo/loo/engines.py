@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..core.arguments import whole_number
 from ..core.hooks import restores_state
-from ..core.tensors import per_token
+from ..core.tensors import pad_batch, per_token
 from lrp_loo.inputs.scores import (
     GeneratedReadout,
     as_readout,
@@ -350,21 +350,14 @@ def _read_by_states(text, options, stored=None):
     return text.result(whole, values) if agrees else None
 
 
-def _padded(tensors, n_tokens, value=0):
-    "Return one tensor, with values added at the end of shorter rows."
-    return torch.cat(
-        [F.pad(t, (0, n_tokens - t.shape[1]), value=value) for t in tensors]
-    )
+def _padded(masks, n_tokens):
+    "Return one mask, with False added at the end of shorter rows."
+    return torch.cat([F.pad(m, (0, n_tokens - m.shape[1])) for m in masks])
 
 
 def _stored_together(texts):
     "Return texts, padded at the end, as one `StoredText`."
-    model, encs = texts[0].model, [text.enc for text in texts]
-    n_tokens = max(enc['input_ids'].shape[1] for enc in encs)
-    fill = dict(input_ids=model.config.pad_token_id)
-    inputs = {
-        k: _padded([e[k] for e in encs], n_tokens, fill.get(k, 0)) for k in encs[0]
-    }
+    model, inputs = texts[0].model, pad_batch(None, [text.enc for text in texts])
     if is_causal(model):
         return StoredText.read(model, inputs)[0]
     return StoredText(model, inputs, [])  # a variant computes all its rows
@@ -386,7 +379,7 @@ def _shared_logits(texts, options, stored):
     text = torch.tensor(index).repeat_interleave(torch.tensor(counts))
     is_variant = torch.cat([torch.arange(n) >= n_first for n in counts])
     n_tokens = stored.enc['input_ids'].shape[1]
-    rows, hidden = _padded(rows, n_tokens, False), ~_padded(keeps, n_tokens, False)
+    rows, hidden = _padded(rows, n_tokens), ~_padded(keeps, n_tokens)
     order, logits = [], []
     target, budget = texts[0].target, options.token_budget
     for indices, output in stored.batches(rows, hidden, target, budget, text):

@@ -119,6 +119,11 @@ IG_TOLERANCE = 0.02  # accepted error of the sum, relative to f(x) − f(baselin
 def _ig_baseline(model, tokenizer, batch, x, baseline):
     "Return the embeddings at the start of the path, and the baseline's name."
     if torch.is_tensor(baseline):
+        if baseline.shape not in (x.shape, (1, *x.shape[1:])):
+            raise ValueError(
+                f"baseline has shape {tuple(baseline.shape)}, and the embeddings"
+                f" {tuple(x.shape)}; give it this shape, or one row for all"
+            )
         return baseline.detach().to(x).expand_as(x), 'given'
     has_ids, has_pixels = 'input_ids' in batch, 'pixel_values' in batch
     if baseline is None:

@@ -366,6 +366,11 @@ def load_model(
     tokenizer (image processor), and a name for results.
     """
     one_of('task', task, (None, *TASKS))
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            "a model is loaded by its name ('demo', 'paper', a folder, or a"
+            f" name on the hub), got {type(model).__name__}"
+        )
     device = resolve_device(device)
     demo = name if model == 'demo' else str(model)
     if model == 'demo' or (demo in DEMOS and not Path(demo).is_dir()):
