@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # of two extras, read when they are asked for
 MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
 
-.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke stacks wheel format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test       ruff, modules in step with the notebooks, README.md, notebooks and tests: ten minutes on two cores"
 	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
+	@echo "make ratios     seconds of each method against a plain gradient, exact LOO, the batch by hand and Captum"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
 	@echo "make format     lay the code out, notebooks included, as ruff does"
@@ -66,6 +67,10 @@ research-test: $(STAMP) $(MODELS_STAMP)
 
 research-smoke: $(STAMP)
 	bash research/run.sh $(BIN) smoke
+
+# seconds of each method, as ratios
+ratios: $(STAMP)
+	$(BIN)/python research/benchmarks/ratios.py $(ARGS)
 
 # Each in an environment of its own, in .stacks/.
 stacks: $(STAMP)

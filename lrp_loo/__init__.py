@@ -8,6 +8,7 @@ __all__ = []
 # %% ../nbs/lib/package.ipynb #00000002
 #| eval: false
 import warnings as _warnings
+from importlib.util import find_spec as _find_spec
 
 import lazy_loader as _lazy
 
@@ -17,3 +18,5 @@ __version__ = "0.2.0"
 _warnings.filterwarnings('ignore', message='IProgress not found')
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+if _find_spec('pyarrow') is None:  # `import *` works without what `sweep` needs
+    __all__.remove('sweep')

@@ -38,12 +38,12 @@ from .reports.page import explain_page as explain_page
 from .reports.summary import Summary as Summary
 from .reports.summary import summarize as summarize
 from .reports.summary import summarize_texts as summarize_texts
-from .tasks.context import attribute_context as attribute_context
-from .tasks.context import explain_choices as explain_choices
-from .tasks.entities import explain_entities as explain_entities
+from .tasks.classifiers import explain_choices as explain_choices
+from .tasks.classifiers import explain_entities as explain_entities
+from .tasks.classifiers import explain_windows as explain_windows
+from .tasks.generation import attribute_context as attribute_context
 from .tasks.generation import audit_generation as audit_generation
 from .tasks.generation import explain_generation as explain_generation
 from .tasks.pairs import explain_pairs as explain_pairs
-from .tasks.windows import explain_windows as explain_windows
 
 __version__: str

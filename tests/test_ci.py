@@ -49,7 +49,7 @@ def has_python(machine, venv=True):
     path.chmod(0o755)
 
 
-def run(machine, user=0):
+def run(machine, user=0, code=0):
     "What it installed by, and what it said; `make test` follows in any case."
     has(machine, 'id', f'echo {user}')
     env = {k: v for k, v in os.environ.items() if k not in ('CI', 'CHROMIUM')}
@@ -61,7 +61,7 @@ def run(machine, user=0):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     called = (machine / 'log').read_text().splitlines()
     assert 'make test' in called
     return [line for line in called if line.startswith('apt-get ')], done.stderr
@@ -99,6 +99,14 @@ def test_what_is_not_installed_is_said_in_one_line(machine, user, n_called, word
     assert len(called) == n_called
     assert len(said.splitlines()) == 1
     assert words in said
+
+
+@pytest.mark.parametrize('status, code', [(2, 1), (124, 0)])
+def test_a_failure_fails_it_and_a_missing_time_does_not(machine, status, code):
+    has_python(machine)
+    has(machine, 'chromium')
+    has(machine, 'make', f'[ "$*" != test-kernels ] || exit {status}')
+    assert run(machine, code=code)[1] == code * '.ci/run: failed: make test-kernels\n'
 
 
 def test_what_the_makefile_imports_exists():

@@ -167,7 +167,7 @@ def test_summarize_has_the_numbers_of_the_library(run, options):
     difference = got['mean'].astype(float) - want['mean']
     assert difference.abs().max() <= 1e-4 * want['mean'].abs().max()
     shown = run(*SUMMARIZE, *words, lines='\n'.join(RATED))[1]
-    assert all(word in shown for _, word in got.index)
+    assert all(word in shown for _, word in got.index[got['mean'] > 0])
 
 
 def test_an_error_of_another_library_says_whose_it_is(run, monkeypatch):
@@ -214,7 +214,8 @@ def test_many_texts_may_be_piped_in(run, tmp_path, command):
     piped = run(command, '--data', '-', *words, lines=lines)
     of_file = run(command, '--data', 'lines.txt', *words)
     assert piped[0] == of_file[0] == 0, piped
-    assert piped[1].replace('standard input.txt', 'lines.txt') == of_file[1]
+    printed = [re.sub(' 3 +[\\d.]+', ' 3', out) for _, out, _ in (piped, of_file)]
+    assert printed[0].replace('standard input.txt', 'lines.txt') == printed[1]
 
 
 def test_targets_and_models_are_compared(run, tmp_path):

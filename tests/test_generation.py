@@ -147,7 +147,7 @@ def test_a_given_continuation_and_its_log_probability():
         logp = model(input_ids=ids[None]).logits[0].log_softmax(-1)
     rows = torch.arange(found.n_prompt - 1, len(ids) - 1)
     own = logp[rows, ids[found.n_prompt :]]
-    assert torch.allclose(found.logits, own, atol=1e-4)
+    assert torch.allclose(torch.tensor([a.logit for a in found]), own, atol=1e-4)
     assert 'log-probability' in headline(found[0])
     assert tokenizer.decode(ids[found.n_prompt :]).strip() == said
 
@@ -168,7 +168,8 @@ def test_the_models_own_continuation_is_that_of_its_settings(settings):
     with torch.no_grad():
         logp = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)
     rows = torch.arange(found.n_prompt - 1, len(whole) - 1)
-    assert torch.allclose(found.logits, logp[rows, whole[found.n_prompt :]], atol=1e-4)
+    own = logp[rows, whole[found.n_prompt :]]
+    assert torch.allclose(torch.tensor([a.logit for a in found]), own, atol=1e-4)
     config = found[0].info['generation_config']
     assert config.items() >= (settings | dict(do_sample=False)).items()
 

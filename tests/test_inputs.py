@@ -207,7 +207,7 @@ def test_frames(maps, demo):
     (a,) = explain(*demo, demo[1](TEXTS[:1]))
     assert list(a.to_frame().columns) == ['token', 'score', 'is_special']
     frame = maps.to_frame()
-    assert frame.text.tolist() == [i for i, a in enumerate(maps) for _ in range(len(a))]
+    assert frame.row.tolist() == [i for i, a in enumerate(maps) for _ in range(len(a))]
 
 
 def shown_of(a):

@@ -11,7 +11,7 @@ import torch
 
 from lrp_loo import explain, load, load_demo, refine
 from lrp_loo.data import load_texts
-from lrp_loo.evaluate.intervals import FLOOR, Calibration, CalibrationText, Estimate
+from lrp_loo.evaluate.intervals import Calibration, CalibrationText, Estimate
 from lrp_loo.evaluate.intervals import calibrate, estimate_of, reach_needed, settle_top
 from lrp_loo.evaluate.intervals import token_quantile, top_tokens
 from lrp_loo.inputs.targets import Target
@@ -53,13 +53,11 @@ def measured(a, loo):
     return CalibrationText(estimate_of(a), loo.scores[1:].tolist())
 
 
-def test_the_unit_of_an_error_is_its_size_its_spread_and_a_share_of_all():
+def test_the_unit_of_an_error_is_its_standard_deviation():
     a = attribution([9.0, 1.0, 2.0], spread=[9.0, 3.0, 4.0], exact=[])
-    u2 = np.array([1 + 9, 4 + 16])  # without the special token
-    scale = np.sqrt(u2 + FLOOR**2 * u2.mean())
     kept = measured(a, attribution([0.0, 3.0, 1.0]))
-    assert_close(kept.estimate.scale, scale)
-    assert_close(kept.ratios(), [2, 1] / scale)
+    assert_close(kept.estimate.scale, [3, 4])  # without the special token
+    assert_close(kept.ratios(), [2 / 3, 1 / 4])
     # without a spread all tokens have the same unit
     kept = measured(attribution([9.0, 3.0, 4.0]), a)
     assert_close(kept.estimate.scale, np.sqrt([12.5, 12.5]))
@@ -116,7 +114,7 @@ def made_calibration(texts, **settings):
     [
         *(('scores', x) for x in (['1.0'], [True], None)),
         *(('loo', x) for x in ([None], [float('nan')], [1.0, 2.0])),
-        *(('spread', [1.0, 2.0]), ('exact', [3])),
+        *(('sd', [1.0, 2.0]), ('exact', [3])),
         *(('texts', x) for x in ([3], None)),
         ('settings', None),
         *(('more', 1), ('__record__', 'Nothing'), ('format', 'lrp_loo record 9')),

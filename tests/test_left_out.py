@@ -93,7 +93,8 @@ def test_copies_change_no_number_of_an_audit(demo):
     four = ['4 copies of texts, which count once']
     copied = [*OPINIONS, *OPINIONS[:3], OPINIONS[0].upper()]
     once, twice = (audit(*demo, t, 'cp_lrp', **QUIET) for t in (OPINIONS, copied))
-    assert once.equals(twice) and (once.below, twice.below) == ([], four)
+    same = [table.drop(columns='seconds') for table in (once, twice)]
+    assert same[0].equals(same[1]) and (once.below, twice.below) == ([], four)
     table = audit(*demo, OPINIONS[:1] * 2, 'cp_lrp', target=[0, 1], **QUIET)
     assert table.n['cp_lrp'] == 2  # of two targets
     how = dict(method=['cp_lrp'], max_new_tokens=2, **QUIET)

@@ -92,6 +92,16 @@ def test_an_explicit_eps_is_the_naive_one(tokenizer, eps, monkeypatch):
 
 
 norm = partial(F.layer_norm, normalized_shape=(8,))
+ROW, LAST = nn.Parameter(torch.linspace(-1, 1, 8)), torch.arange(8) > 3
+
+
+def filled(first, second):
+    table = torch.empty_like(second)
+    table[..., :4] = first[..., :4]
+    table[..., 4:].copy_(second[..., 4:])
+    return table
+
+
 # a model of one's own, written with and without operations in place
 IN_PLACE = {
     'gelu': (lambda h, x: F.gelu(h) + x, lambda h, x: F.gelu(h).add_(x)),
@@ -101,6 +111,8 @@ IN_PLACE = {
     'softmax': (lambda h, x: h.softmax(-1) * x, lambda h, x: h.softmax(-1).mul_(x)),
     'norm': (lambda h, x: norm(h) + x, lambda h, x: norm(h).add_(x)),
     'linear': (lambda h, x: h / 2 + x, lambda h, x: h.div_(2).add_(x)),
+    'weights': (lambda h, x: h * ROW + x, lambda h, x: h * filled(ROW, ROW) + x),
+    'half': (lambda h, x: h.where(LAST, ROW) * x, lambda h, x: filled(ROW, h) * x),
 }
 UNDER_RULES = [('attn_lrp', {}), ('attn_lrp', dict(eps=1e-3)), ('cp_lrp', {})]
 UNDER_RULES += [('grad_x_input', {}), ('ig', dict(n_steps=3))]

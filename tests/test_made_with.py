@@ -103,7 +103,7 @@ def test_every_call_notes_it(demo):
     a = attribute_context(model, tokenizer, 'It is dull. It ends.', 'good', 'Is it?')
     assert a.info['weights'] == mark
     (pairs,) = explain_pairs(*demo, TEXTS[:1])
-    assert pairs.info['weights'] == weights_fingerprint(demo[0])
+    assert pairs.main.info['weights'] == weights_fingerprint(demo[0])
 
 
 @pytest.mark.parametrize('how', ['meta', 'to cpu', 'sharded'])

@@ -40,10 +40,10 @@ def mean_by_text(path, template, number):
     return np.mean(means)
 
 
-def gap(template, letters='cp', path='results/smollm2/sst2'):
+def gap(template, letters='cp'):
     "CP-LRP − AttnLRP; by default over content and the punctuation that ends it."
     return mean_by_text(
-        path,
+        'results/smollm2/sst2',
         template,
         lambda row: np.subtract(*(r(row, m, letters) for m in CP_AND_ATTN)),
     )
@@ -94,7 +94,6 @@ def share_of_loo(bracket):
 
 
 SST2, MPNET = 'results/minilm/sst2', 'results/mpnet/sst2'
-OWN = 'results/smollm2-own-answer/sst2'
 CURVES, BRACKETS = '2.91, −0.73, 3.64', 'its Δ is wider by 0.72'
 GAPS = '+0.16, +0.10, −0.04 and +0.03 in the four templates'
 BY_TEXT = "Over the sentence's own tokens it is −0.01, −0.01, −0.02 and +0.04"
@@ -105,7 +104,6 @@ def mean_of_curves(key):
 
 
 LOT = [  # chapter, words around it, as it is printed, how it comes about
-    ('08', 'goes from −0.08 to', '−0.08', lambda: gap('marked', path=OWN)),
     ('08', 'it leads by 0.12', '0.12', lambda: mean_of(MPNET, 'removal', 'attn_lrp')),
     ('08', BY_TEXT, '+0.04', lambda: gap('last')),
     ('08', GAPS, '+0.16', lambda: gap('marked', None)),

@@ -151,10 +151,10 @@ def test_inside_another_page_and_narrow_it_complains_of_nothing(browser, path):
 
 
 def test_special_tokens_do_not_set_the_scale(demo, browser, tmp_path, monkeypatch):
-    made = page_data(*demo, TEXT, method=['removal'])
-    made['methods']['removal'][0] = 50.0  # a [CLS] that would hide every word
+    made = page_data(*demo, TEXT, method=['cp_lrp'])
+    made['methods']['cp_lrp'][0] = 50.0  # a [CLS] that would hide every word
     monkeypatch.setattr('lrp_loo.reports.page.page_data', lambda *a, **kw: made)
-    (a,) = explain(*demo, [TEXT], method='removal')
+    (a,) = explain(*demo, [TEXT], method='cp_lrp')
     strongest = a.top(1)[0]
     path = tmp_path / 'a.html'
     path.write_text(explain_page(*demo, TEXT), encoding='utf-8')

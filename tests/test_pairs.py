@@ -87,7 +87,7 @@ def test_the_estimate_follows_the_exact_pairs(demo):
         explain_pairs(*demo, TEXT, method, target=1)[0]
         for method in ('exact', 'removal')
     )
-    i, j = torch.combinations(torch.where(exact.is_content)[0]).T
+    i, j = torch.combinations(torch.where(exact.main.is_content)[0]).T
     assert pearson(estimated.scores[i, j], exact.scores[i, j]) > 0.9
     # a pass at x∖j reads f(x∖j)
     torch.testing.assert_close(

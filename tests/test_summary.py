@@ -82,7 +82,7 @@ def test_maps_of_tokens_have_the_words_of_maps_of_words(demo, of_words):
     assert by_token.texts == by_word.texts == TEXTS
     assert list(by_token.occurrences.word) == list(by_word.occurrences.word)
     assert len(by_word.examples('FILM')) == 5  # film's is a word
-    assert {"film's", "café's", '😀'} <= set(by_word.words)
+    assert {"film's", "café's", '😀'} <= set(by_word.to_frame().word)
 
 
 def naive_table(maps):

@@ -2,8 +2,11 @@
 
 import copy
 import json
+import re
 
+import pandas as pd
 import pytest
+from scipy.stats import pearsonr
 import torch
 
 from lrp_loo.evaluate.cost import frontier
@@ -14,8 +17,10 @@ from lrp_loo.models.loading import load_demo
 from lrp_loo.reports.page import page_data
 from lrp_loo.reports.summary import summarize_texts
 from lrp_loo.core.stats import agreement
+from lrp_loo.tasks.generation import explain_generation
 from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.evaluate.audit import audit
+from lrp_loo.evaluate.intervals import calibrate
 from lrp_loo.evaluate.results import Results
 from lrp_loo import load
 
@@ -79,7 +84,7 @@ def test_a_part_of_a_text_is_a_text_in_a_template(encoder):
         assert a.tokens == b.tokens and a.scores.equal(b.scores)
         assert a._repr_html_() == b._repr_html_()
     a, b = (explain_pairs(*encoder, x, 'exact', **how)[0] for x, how in (one, other))
-    assert a.strongest() == b.strongest() and a.is_content.equal(b.is_content)
+    assert a.strongest() == b.strongest() and a.main.is_content.equal(b.main.is_content)
     how = dict(budgets=(4, 6), progress=False)
     a = frontier(*encoder, [FILM], template=REVIEW, **how)
     b = frontier(*encoder, [prompt], among=[span], **how)
@@ -175,11 +180,59 @@ def test_a_chat_is_read_as_its_tokenizer_formats_it(demo, chat, n_turns):
         assert one.input_ids.tolist() == ids[0].tolist()
         assert one.logit == pytest.approx(float(logits[one.target]), abs=1e-5)
     assert tokenizer.decode(ids[0][inside.is_content]).split() == film.split()
+    if demo == 'reviews':
+        (g,) = explain_generation(model, tokenizer, turns, max_new_tokens=1)
+        assert g.is_content.equal(a.is_content)
     contents = ''.join(turn['content'] for turn in turns)
     assert letters(tokenizer.decode(ids[0][a.is_content])) == letters(contents)
     assert spans.tokens == ['user', 'slow']
     slow = a.scores[a.tokens.index('Ġslow')]
     torch.testing.assert_close(spans.scores[1], slow, rtol=1e-4, atol=1e-5)
+
+
+ASKED = ['the film is slow and fine', 'a slow film', 'the cast is fine', 'no slow film']
+CRITIC = [dict(role='system', content='a critic')]
+ASKED = [[*CRITIC, dict(role='user', content=t)][i % 2 :] for i, t in enumerate(ASKED)]
+ASKED[2] += [dict(role='assistant', content='it is slow')]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('demo, target', [('reviews-sst2', 1), ('reviews', (5, 9))])
+def test_numbers_of_chats_are_those_of_their_ids(demo, target):
+    "Words, of one token each, are masked by hand in what the tokenizer returns."
+    model, tokenizer = load_demo(demo)
+    tokenizer.chat_template = CHATS[0]
+    how, loos, maps, rows = {}, [], [], []
+    for k, turns in enumerate(ASKED):
+        if demo == 'reviews':
+            how = dict(add_generation_prompt=k != 2, continue_final_message=k == 2)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, **how)
+        enc = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, tokens, words = torch.tensor([enc['input_ids']]), [], []
+        for turn in turns:
+            i, j = re.search(rf'(?<=\n){turn["content"]}', text).span()
+            places = enumerate(enc['offset_mapping'])
+            tokens += [k for k, (_, end) in places if i < end <= j]
+            words += turn['content'].split()
+        masks = torch.cat([torch.ones_like(ids), 1 - torch.eye(ids.numel())[tokens]])
+        f = model(ids.expand(len(masks), -1), attention_mask=masks.long()).logits
+        f = f[:, 1] if target == 1 else f[:, -1, 5] - f[:, -1, 9]
+        loos.append((f[0] - f[1:]).tolist())
+        (a,) = explain(model, tokenizer, dict(input_ids=ids), 'attn_lrp', target)
+        maps.append(a.scores[tokens].tolist())
+        rows += [(word, k, x) for word, x in zip(words, loos[-1], strict=True)]
+    given = (model, tokenizer, ASKED)
+    table = audit(*given, 'attn_lrp', target, progress=False)
+    r = [pearsonr(*pair).statistic for pair in zip(loos, maps)]
+    assert table.loo_r['attn_lrp'] == pytest.approx(sum(r) / len(r), abs=1e-5)
+    c = calibrate(*given, 'attn_lrp', target=target, progress=False)
+    for text, loo, scores in zip(c.texts, loos, maps, strict=True):
+        assert text.loo == pytest.approx(loo, abs=1e-5)
+        assert text.estimate.scores == pytest.approx(scores, abs=1e-5)
+    s = summarize_texts(*given, 'loo', target, min_count=1, progress=False)
+    mean = pd.DataFrame(rows).groupby([0, 1])[2].mean().groupby(level=0).mean()
+    found = s.to_frame().set_index('word')['mean']
+    assert dict(found) == pytest.approx(dict(mean), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -202,39 +255,9 @@ def test_a_chat_that_hides_its_contents_is_refused(decoder, chat, content, refus
         explain(model, tokenizer, [dict(role='user', content=content)])
 
 
-ONE = dict(template='{text}')
-
-
-@pytest.mark.parametrize(
-    'text, options, error, said',
-    [
-        (FILM, dict(template='Review:'), ValueError, '0 times'),
-        (FILM, dict(template='{text}{text}'), ValueError, '2 times'),
-        (FILM, dict(template=3), TypeError, 'template must be a str'),
-        (FILM, ONE | dict(truncation=True), ValueError, 'give shorter texts'),
-        ('a film', ONE | dict(units=[(0, 7)]), ValueError, 'a text of 6 characters'),
-        (FILM, ONE | dict(among=[(0, 3)]), ValueError, 'one of them'),
-        (FILM, dict(among=[(0, 999)]), ValueError, 'not in a text of'),
-        (FILM, dict(among=[(0, 3), (2, 5)]), ValueError, 'overlap'),
-        (FILM, dict(among=[]), ValueError, 'among='),
-        (FILM, dict(among=5), TypeError, 'a list of them, got 5'),
-        (FILM, dict(among=[(1, 2)]), ValueError, 'content has no token'),
-        (FILM, dict(among=[(2, 4)]), ValueError, "'slow'"),
-        ([FILM] * 2, dict(among=[(2, 6)]), ValueError, '1 entries for 2 texts'),
-        ('slow film', dict(template='{text}s'), ValueError, "'films'"),
-        (('a film', 'a play'), ONE, TypeError, 'template= is for single texts'),
-        (dict(input_ids=[101, 2143, 102]), ONE, TypeError, 'is for single texts'),
-    ],
-)
-def test_what_cannot_be_combined_is_refused(encoder, text, options, error, said):
-    with pytest.raises(error) as refused:
-        explain(*encoder, text, **options)
-    assert said in str(refused.value)
-
-
 def test_pairs_leave_the_template_out(encoder):
     (p,) = explain_pairs(*encoder, 'a slow film', 'exact', template=REVIEW)
-    own = [i for i, c in enumerate(p.is_content) if c]
+    own = [i for i, c in enumerate(p.main.is_content) if c]
     assert [p.tokens[i] for i in own] == ['a', 'slow', 'film']
     assert {k for i, j, _ in p.strongest() for k in (i, j)} <= set(own)
 

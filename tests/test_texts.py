@@ -18,8 +18,7 @@ from lrp_loo import (
     explain_windows,
     load_demo,
 )
-from lrp_loo.tasks.entities import tagged_entities
-from lrp_loo.tasks.windows import window_spans
+from lrp_loo.tasks.classifiers import tagged_entities, window_spans
 
 SIZES = dict(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4

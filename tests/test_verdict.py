@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from conftest import random_bert
 
-from lrp_loo import audit
+from lrp_loo import audit, explain
 from lrp_loo.evaluate.verdict import verdict
 from lrp_loo.core.stats import agreement, paired_difference
 
@@ -21,11 +22,9 @@ def rows(**r):
 
 def test_an_interval_ends_at_the_mean_s_limits():
     d = paired_difference(np.array([0.99, 0.8, 0.95]), np.zeros(3), limits=(-1, 1))
-    assert d['high'] == 1
-    assert -1 <= d['low'] < d['mean']
+    assert -1 <= d['low'] < d['mean'] < d['high'] == 1
     d = paired_difference(np.array([0.8, NAN]), np.array([NAN, 0.1]))
-    assert d['n'] == 0
-    assert np.isnan([d['mean'], d['low'], d['high']]).all()
+    assert d['n'] == 0 and np.isnan([d['mean'], d['low'], d['high']]).all()
 
 
 @pytest.mark.parametrize(
@@ -54,3 +53,25 @@ def test_two_content_tokens_have_no_r_and_three_do(demo):
     texts = ['fine film', 'a fine film', 'good']
     table = audit(*demo, texts, ['attn_lrp'], progress=False)
     assert (table.n['attn_lrp'], table.n_undefined['attn_lrp']) == (3, 2)
+
+
+def test_texts_in_which_no_word_matters_do_not_decide(tokenizer):
+    "A model trained until it is sure: of three words no single one changes its answer."
+    kinds, rng = ['dull slow bland', 'warm funny wise'], np.random.default_rng(0)
+    words = [rng.permutation(k.split())[: rng.choice([1, 3])] for k in kinds * 1920]
+    texts = [' and '.join(f'it is {word}' for word in some) for some in words]
+    model = random_bert(layers=2, std=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for start in range(0, len(texts), 32):
+        inputs = tokenizer(texts[start : start + 32], padding=True, return_tensors='pt')
+        optimizer.zero_grad()
+        model(**inputs, labels=torch.arange(32) % 2).loss.backward()
+        optimizer.step()
+    table = audit(model, tokenizer, texts, ['attn_lrp'], progress=False)
+    row = table.loc['attn_lrp']
+    assert row.loo_r > 0.99 > 0.8 > row.r_all_texts
+    n = row.n_no_effect
+    assert 12 <= n < row.n and f'{n:.0f} left out, where no single' in table.verdict
+    assert 'no single word changes' in repr(
+        explain(model, tokenizer, max(texts, key=len))
+    )

@@ -7,16 +7,14 @@ from close import assert_close
 import torch
 import transformers as t
 from encoder_decoders import encoder_decoder
-from with_images import BESIDE, IMAGE, IN_TEXT, VISION, WITH_IMAGES, qwen2_vl, siglip2
+from with_images import BESIDE, IMAGE, IN_TEXT, VISION, WITH_IMAGES, qwen2_vl
 
 from lrp_loo import attn_lrp, cp_lrp, explain
 from lrp_loo.loo.removals import key_weights
 from lrp_loo.lrp.conservation import conservation
+from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.objects import unwrap
-
-
-SEPARATE = BESIDE | dict(siglip2=siglip2)
 
 
 def tokenizer_of(names=50):
@@ -43,7 +41,7 @@ def made():
     @cache
     def make(name):
         torch.manual_seed(0)
-        model, enc = (WITH_IMAGES | SEPARATE)[name]()
+        model, enc = WITH_IMAGES[name]()
         return model.eval(), enc, tokenizer_of()
 
     return make
@@ -95,7 +93,7 @@ def without(model, enc, i):
     return float(image @ features.T * scale + bias)
 
 
-@pytest.mark.parametrize('name', SEPARATE)
+@pytest.mark.parametrize('name', BESIDE)
 def test_loo_of_a_pair_is_that_of_direct_calls(made, name):
     model, enc, tokenizer = made(name)
     a = explain(model, tokenizer, [enc], 'loo')[0]
@@ -197,7 +195,7 @@ def test_a_sound_frame_by_frame_is_refused():
 @pytest.mark.parametrize(
     'name', ['TimesformerForVideo', 'VideoMAEForVideo', 'ViTForImage']
 )
-@pytest.mark.parametrize('method', ['loo', 'auto', 'attn_lrp', 'removal', 'ig'])
+@pytest.mark.parametrize('method', METHODS)
 def test_a_video_and_an_option_are_refused_by_every_method(name, method):
     kind = getattr(t, f'{name}Classification')
     config = kind.config_class(**VISION, num_frames=2)

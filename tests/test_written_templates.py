@@ -8,8 +8,9 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from lrp_loo import attribute_context, explain_generation, load_demo
+from lrp_loo.inputs.units import as_prompt
 from lrp_loo.models.encoding import encode
-from lrp_loo.tasks.context import prompt_ids
+from lrp_loo.tasks.generation import encode_prompt
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
@@ -92,9 +93,12 @@ def test_encode_with_an_end(ending):
         assert cut['input_ids'][0].tolist() == whole[: n - 1] + [end]
     # a conversation's earlier turns end, too
     prompt = tokenizer.bos_token + 'fine.' + tokenizer.eos_token
-    ids = prompt_ids(tokenizer, prompt)
-    assert ids == tokenizer(prompt, add_special_tokens=False)['input_ids']
-    assert ids[-1] == end != prompt_ids(tokenizer, 'fine.')[-1]
+    (ids,), (other_ids,) = (
+        encode_prompt(model, tokenizer, as_prompt(text, tokenizer, model))['input_ids']
+        for text in (prompt, 'fine.')
+    )
+    assert ids.tolist() == tokenizer(prompt, add_special_tokens=False)['input_ids']
+    assert ids[-1] == end != other_ids[-1]
 
 
 @pytest.mark.parametrize('of', ['reviews', 'ending'])
@@ -155,5 +159,5 @@ def test_attribute_context(request, of):
         spans = [(0, 12), (13, 30), (31, 46)]
         g = explain_generation(model, tokenizer, turns, own, 'loo', units=spans)
         torch.testing.assert_close(
-            g.scores[:, :3].sum(0), expected, rtol=1e-3, atol=1e-4
+            sum(a.scores[:3] for a in g), expected, rtol=1e-3, atol=1e-4
         )

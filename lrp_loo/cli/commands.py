@@ -44,7 +44,8 @@ def print_maps(
     """Print explanations as coloured sentences, for a pipe as lines of tokens, or as
     JSON.
     """
-    from lrp_loo.records.display import terminal_legend, terminal_text
+    from lrp_loo.records.display import no_effect_note, terminal_legend
+    from lrp_loo.records.display import terminal_text
 
     if as_json:
         opt.print_json([a.to_dict() for a in maps])
@@ -55,13 +56,11 @@ def print_maps(
             print(terminal_text(a, shutil.get_terminal_size().columns))
             print(terminal_legend(a))
             continue
-        bounds = [''] * len(a)
-        if 'low' in a.info:
-            bounds = [
-                '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
-                for low, high in zip(a.low.tolist(), a.high.tolist())
-            ]
-        for token, score, bound in zip(a.tokens, a.scores.tolist(), bounds):
+        if not a.has_effect:
+            print(no_effect_note(a))
+        for token, score, (low, high) in zip(a.tokens, a.scores.tolist(), a.intervals):
+            bound = '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
+            bound = bound if 'low' in a.info else ''
             print(f"{score:+.4f}{bound}\t{printable(token)}")
 
 # %% ../../nbs/lib/cli_commands.ipynb #a38d2b0c
@@ -312,7 +311,7 @@ def context(
     options = opt.passes_option([method], passes)
     opt.check_output(html, out)
     text = opt.read_text(text)
-    from lrp_loo.tasks.context import attribute_context
+    from lrp_loo.tasks.generation import attribute_context
 
     loaded, tokenizer, _ = opt.load_model(model, name, 'next token')
     given = (text, answer, question, method, units)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NAMES', 'PASSES', 'TARGET', 'TEMPLATE', 'DEMO', 'DATA', 'LIMIT', 'OUT', 'Text', 'Method', 'Methods', 'Passes',
            'Target', 'Units', 'Template', 'Truncation', 'Model', 'Name', 'Data', 'Column', 'Split', 'Limit', 'Seed',
-           'Fresh', 'Json', 'Html', 'Out', 'OUT_SUFFIXES', 'parse_methods', 'parse_method', 'parse_template',
-           'load_model', 'resolve_target', 'passes_option', 'read_text', 'read_texts', 'describe_texts', 'check_folder',
+           'Fresh', 'Json', 'Html', 'Out', 'parse_methods', 'parse_method', 'parse_template', 'load_model',
+           'resolve_target', 'passes_option', 'read_text', 'read_texts', 'describe_texts', 'check_folder',
            'check_output', 'write_output', 'print_json', 'print_lines', 'print_table', 'report_rows']
 
 # %% ../../nbs/lib/cli_options.ipynb #02a04fa1
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Argument, BadParameter, Option
 
-from ..core.arguments import UsageError
-from ..core.arguments import MethodName
+from ..core.arguments import MethodName, UsageError
 from ..core.tools import printable
 
 if TYPE_CHECKING:
@@ -153,12 +152,9 @@ def passes_option(
 
 
 def read_text(text: str) -> str:
-    "Return a text, or standard input for -."
-    return _read_stdin() if text == '-' else text
-
-
-def _read_stdin():
-    "Return standard input; raise ValueError unless it is text, and not too much."
+    "Return a text, or standard input for -, which must be text, and not too much."
+    if text != '-':
+        return text
     from lrp_loo.core.files import check_amount, max_mb
 
     try:
@@ -188,15 +184,12 @@ def read_texts(
         return sources.read_texts(data, data_set, **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'standard input.txt')
-        path.write_text(_read_stdin(), encoding='utf-8')
+        path.write_text(read_text(data), encoding='utf-8')
         return sources.read_texts(path, data_set, **options)
 
 
-def describe_texts(
-    data: 'TextData',
-    label: str,  # of the model
-) -> str:
-    "Return one line: which model on how many texts."
+def describe_texts(data: 'TextData', label: str) -> str:
+    "Return one line: which model, by its label, on how many texts."
     info = data.info
     return printable(
         f"{label} on {len(data)} of {info['n_split']} texts of {info['name']}"
@@ -204,9 +197,6 @@ def describe_texts(
     )
 
 # %% ../../nbs/lib/cli_options.ipynb #67b737c6
-OUT_SUFFIXES = ('.json', '.csv', '.html')
-
-
 def check_folder(
     option: str,  # its name, for the message
     path: str | os.PathLike,  # the folder to write into; it may be missing
@@ -226,7 +216,7 @@ def check_folder(
 def check_output(
     html: str | None,  # --html
     out: str | None,  # --out
-    suffixes: Collection[str] = OUT_SUFFIXES,  # accepted endings of --out
+    suffixes: Collection[str] = ('.json', '.csv', '.html'),  # of --out
 ) -> None:
     "Raise an error if a file cannot be written, before anything is computed."
     for option, path, endings in (('html', html, ['.html']), ('out', out, suffixes)):

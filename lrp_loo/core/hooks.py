@@ -10,6 +10,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,8 +29,7 @@ _THREAD = _Thread()
 
 
 def register_undo(
-    # it may be called twice, also before the change
-    undo: Callable[[], object],
+    undo: Callable[[], object],  # it may be called twice, also before the change
 ) -> None:
     "Store a function that undoes a change; call this before the change is made."
     _THREAD.undo.append(undo)
@@ -97,16 +97,12 @@ def restores_state(
     return run
 
 # %% ../../nbs/lib/core_hooks.ipynb #0000000e
+@dataclass(eq=False)
 class Hook:
     "Hook of this package; it is inactive in other threads and after its context."
 
-    def __init__(
-        self,
-        owner: 'Hooks',  # the `Hooks` that registered it
-        function: Callable[..., Any],  # called as torch calls hooks with kwargs
-    ):
-        self.owner = owner
-        self.function = function
+    owner: 'Hooks'  # the `Hooks` that registered it
+    function: Callable[..., Any]  # called as torch calls hooks with kwargs
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
@@ -114,21 +110,17 @@ class Hook:
             return self.function(*args)
 
 
+@dataclass(eq=False)
 class Hooks:
     "Hooks that call functions before and after modules run."
 
-    def __init__(
-        self,
-        # (module, before, after): before(module, args, kwargs) → None or new
-        # (args, kwargs); after(module, args, kwargs, output) → None or a new
-        # output; either may be None
-        module_hooks: list,
-        always_call: bool = False,  # call `after` also if the module raises
-    ):
-        self.module_hooks = module_hooks
-        self.always_call = always_call
-        self.thread = threading.get_ident()
-        self.is_open = False
+    # (module, before, after): before(module, args, kwargs) → None or new (args,
+    # kwargs); after(module, args, kwargs, output) → None or a new output; either
+    # may be None
+    module_hooks: list
+    always_call: bool = False  # call `after` also if the module raises
+    is_open: bool = False  # True from `register` to `remove`
+    thread: int = field(default_factory=threading.get_ident)  # the only one that calls
 
     def register(self) -> None:
         "Register all hooks and enable them."

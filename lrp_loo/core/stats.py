@@ -106,7 +106,7 @@ def of_texts(
     numbers: np.ndarray,  # (n_rows, ...)
 ) -> np.ndarray:  # (n_texts, ...)
     "Average each text's numbers over its templates, if they are defined."
-    if 'text' not in rows[0]:
+    if not rows or 'text' not in rows[0]:
         return numbers
     by_text = {}
     for row, number in zip(rows, numbers):
@@ -151,20 +151,12 @@ def mean_interval(
     sd = d.std(-1, ddof=1)
     t = -stdtrit(n - 1, (1 - 0.95) / 2)
     se = sd / np.sqrt(n)
-    skew = _skewness(d, mean, sd) / np.sqrt(n)
+    z = (d - mean[..., None]) / np.where(sd > 0, sd, 1.0)[..., None]
+    # the unbiased skewness; that of two numbers is 0
+    skew = n / ((n - 1) * max(n - 2, 1)) * (z**3).sum(-1) / np.sqrt(n)
     below = np.maximum(t, _hall(t, skew))
     above = np.maximum(t, -_hall(-t, skew))
     return mean - below * se, mean + above * se
-
-
-def _skewness(d, mean, sd):
-    "Return the unbiased skewness, (...) of (..., n) numbers; 0 if undefined."
-    n = d.shape[-1]
-    if n < 3:
-        return np.zeros_like(mean)
-    spread = np.where(sd > 0, sd, 1.0)
-    z = (d - mean[..., None]) / spread[..., None]
-    return n / ((n - 1) * (n - 2)) * (z**3).sum(-1)
 
 
 def _hall(t, a):

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['per_token', 'check_tokens_alone', 'repeated', 'share_a_batch', 'check_encodings', 'pad_batch', 'unpad_batch',
-           'one_text', 'resolve_device', 'first_of_each', 'key_of_encoding', 'copies_note', 'stabilize']
+           'one_text', 'resolve_device', 'copies_note', 'stabilize']
 
 # %% ../../nbs/lib/core_tensors.ipynb #f0dace10
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,9 +54,7 @@ def repeated(
 ) -> dict:  # n rows; n · k of an entry with k rows, such as k images
     "Repeat a text n times, without a copy if it has one row."
     return {
-        k: v.expand(n, *v.shape[1:])
-        if len(v) == 1
-        else v.repeat(n, *[1] * (v.ndim - 1))
+        k: v.expand(n, *v.shape[1:]) if len(v) == 1 else torch.cat([v] * n)
         for k, v in enc.items()
     }
 
@@ -149,8 +147,7 @@ def one_text(
 
 
 def resolve_device(
-    # 'auto', or any name torch knows ('cpu', 'cuda', 'cuda:1', 'mps')
-    device: str = 'auto',
+    device: str = 'auto',  # or a name that torch knows: 'cpu', 'cuda', 'cuda:1', 'mps'
 ) -> torch.device:
     "Return the device to compute on; 'auto' is a GPU if there is one."
     if device == 'auto':
@@ -164,28 +161,6 @@ def resolve_device(
             " one that torch lists"
         ) from e
     return resolved
-
-
-def first_of_each(
-    keys: Iterable[Any],  # equal keys mark copies of a text
-) -> list:  # indices, in order
-    "Return the indices of the first text of each key."
-    indices = {}
-    for i, key in enumerate(keys):
-        indices.setdefault(key, i)
-    return list(indices.values())
-
-
-def key_of_encoding(
-    enc: dict,  # an encoded text or image
-    units: Any = None,  # its `Units`
-) -> tuple:
-    "Return a key that is equal for texts with the same inputs and units."
-    numbers = None if units is None else tuple(units.number.tolist())
-    return numbers, *(
-        (name, tuple(v.shape), repr(v.flatten().tolist()))
-        for name, v in sorted(enc.items())
-    )
 
 
 def copies_note(n_copies: int) -> str:  # '' if there is none

@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..core.arguments import Tokenizer, one_of, whole_number
-from ..core.tensors import check_tokens_alone, pad_batch, unpad_batch
-from .one_pass import GRADIENT_PASS, removal_pass
+from ..core.stats import pearson
+from ..core.tensors import check_tokens_alone, pad_batch
+from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
+from ..inputs.call import content_entries
 from ..inputs.scores import GeneratedReadout, Scores, text_by_text
-from ..inputs.targets import OneTarget
+from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..loo.checks import agree, check_hidden, spread
-from ..loo.engines import WholeText, read_whole, subset_values
+from ..loo.engines import Variants, WholeText, read_whole
 from ..loo.removals import EncodedText
 from lrp_loo.loo.states import (
     PER_TOKEN,
@@ -27,32 +31,103 @@ from lrp_loo.loo.states import (
     why_no_states,
 )
 from ..models.encoding import attended_tokens, special_mask
-from ..models.structure import device_of
+from ..models.structure import device_of, n_layers
 
 # %% auto #0
-__all__ = ['SPREAD_TO_ERROR', 'expected_r', 'content_units', 'tokens_of_units', 'removal_scores', 'overwrite_with_loo',
-           'removal_loo_scores', 'nearest_rows', 'RecomputedRows', 'removal_rows_scores']
+__all__ = ['SLOPE', 'SLOPE_VARIANCE', 'FLOOR', 'SHALLOW', 'NOISE', 'DEEP_NOISE', 'NOISE_WEIGHT', 'MAX_LOG_ODDS', 'N_DRAWS',
+           'TAIL', 'log_odds', 'Posterior', 'content_units', 'unit_members', 'closed_forms', 'removal_scores',
+           'overwrite_with_loo', 'removal_loo_scores', 'nearest_rows', 'RecomputedRows', 'removal_rows_scores']
 
 # %% ../../nbs/lib/estimate.ipynb #00000006
-# ratio of error to spread, for `expected_r`; fitted on SST-2 training sentences
-SPREAD_TO_ERROR = 0.9
+# the model of the error; its constants are fitted on training sentences of SST-2
+SLOPE = 0.18  # κ: expected slope for an answer with log-odds of 1
+SLOPE_VARIANCE = 0.15  # b
+FLOOR = 0.02  # c: least variance, as a share of the mean squared spread
+# τ0²: the noise of models with up to SHALLOW layers, and of deeper models
+SHALLOW, NOISE, DEEP_NOISE = 6, 0.75, 1.75
+NOISE_WEIGHT = 6  # ν: number of exact scores that the prior of the noise is worth
+MAX_LOG_ODDS = 8.0  # the largest of the training sentences
+# draws for the r to expect; single errors have the tails of Student's t
+N_DRAWS, TAIL = 256, 4
 
 
-def expected_r(
-    scores: torch.Tensor,  # (n,) estimates of LOO
-    spread: torch.Tensor,  # (n,) their spread; 0 for exact LOO
-    # (n,) bool: units that count (content tokens); None: all
-    is_counted: torch.Tensor | None = None,
-    c: float = SPREAD_TO_ERROR,  # ratio of error to spread
-) -> float:  # between 0 and 1; NaN for fewer than two tokens
-    "Predict the Pearson r with LOO from the estimate's spread."
-    if is_counted is not None:
-        scores, spread = scores[is_counted], spread[is_counted]
-    variance = scores.double().var(correction=0)
-    squared_error = (c * spread.double()).pow(2).mean()
-    if len(scores) < 2 or variance + squared_error == 0:
-        return float('nan')
-    return float((variance / (variance + squared_error)).sqrt())
+def log_odds(
+    readout: Readout,  # of one text
+    value: float,  # the explained number
+) -> float:
+    "Return the log-odds of the explained answer; 0 if the number is not an answer's."
+    if callable(readout.target):
+        return 0.0
+    if len(readout.index) == 1:  # else the difference of two logits
+        p = readout.probability(0, value)
+        value = 0.0 if p is None else float(torch.tensor(p).double().logit(1e-6))
+    return min(max(value, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+
+
+@dataclass(eq=False)
+class Posterior:
+    """Distribution of LOO of one text's units, given their closed form and exact LOO
+    of some.
+    """
+
+    whole: WholeText | None  # the unchanged text, with its value
+    slope: float  # κ m, the expected slope
+    noise: float  # τ0², the expected noise
+    closed_form: torch.Tensor  # (n,) e_j
+    spread: torch.Tensor  # (n,) s_j
+    is_content: torch.Tensor  # (n,) bool; the mean of the other units is e_j
+    loo: torch.Tensor  # (n,) exact LOO, NaN where it is unknown
+
+    def __post_init__(self):
+        parts = (self.closed_form, self.spread, self.loo)
+        e, s, loo = (x.double().cpu() for x in parts)
+        self.is_content, self.exact = self.is_content.cpu(), ~loo.isnan()
+        known = self.exact & self.is_content
+        d = s**2 + 1e-12  # positive if no row attends to a unit
+        if self.is_content.any():
+            d += FLOOR * s[self.is_content].pow(2).mean()
+        r, s_known, d_known = (x[known] for x in (loo - e - self.slope * s, s, d))
+        precision = 1 / SLOPE_VARIANCE + (s_known**2 / d_known).sum()
+        change = (s_known * r / d_known).sum() / precision
+        self.dof = NOISE_WEIGHT + int(known.sum())
+        squares = NOISE_WEIGHT * self.noise + (r**2 / d_known).sum()
+        variance = (squares - precision * change**2) / self.dof  # τ²
+        mean = e + (self.slope + change) * s * self.is_content
+        self.mean = torch.where(self.exact, loo, mean)
+        # standard deviations of a token's noise and of what the slope adds
+        self.own = (variance * d).sqrt() * ~self.exact
+        self.shared = (variance / precision).sqrt() * s * ~self.exact
+        self.sd = (self.own**2 + self.shared**2).sqrt()
+
+    def with_loo(
+        self,
+        units: list[int],  # unit indices
+        loo: torch.Tensor,  # (n,) of these units
+    ) -> Posterior:
+        "Return the posterior with exact LOO of these units."
+        indices = torch.tensor(units, device=self.loo.device).long()
+        return replace(self, loo=self.loo.index_copy(0, indices, loo.to(self.loo)))
+
+    def info(
+        self,
+        scores: torch.Tensor,  # (n,) the scores that are reported
+    ) -> dict[str, Any]:  # exact, spread, expected_r, expected_r_range
+        """Return the exact units, each unit's standard deviation, the r with LOO to
+        expect, and the range of r in nine of ten draws.
+        """
+        parts = (self.mean, self.own, self.shared, scores.double().cpu())
+        mean, own, shared, scores = (x[self.is_content] for x in parts)
+        rng = np.random.default_rng(0)
+        draws = rng.standard_normal((N_DRAWS, len(mean) + 1))
+        draws *= np.sqrt(self.dof / rng.chisquare(self.dof, (N_DRAWS, 1)))
+        tails = rng.chisquare(TAIL, (N_DRAWS, len(mean)))
+        draws[:, 1:] *= np.sqrt((TAIL - 2) / tails)  # of variance 1
+        draws = torch.from_numpy(draws)
+        loo = mean + own * draws[:, 1:] + shared * draws[:, :1]
+        r = pearson(scores.expand_as(loo), loo)
+        low, high = r.quantile(r.new_tensor([0.05, 0.95])).tolist()
+        info = dict(exact=torch.where(self.exact)[0].tolist(), spread=self.sd.tolist())
+        return info | dict(expected_r=float(r.mean()), expected_r_range=[low, high])
 
 
 def content_units(
@@ -71,11 +146,47 @@ def content_units(
     return content if attended is None else content & attended.cpu()
 
 
-def tokens_of_units(units: Units) -> torch.Tensor:  # (n_units, T) bool
-    "Return the mask of each unit's tokens."
+def unit_members(
+    model: torch.nn.Module,
+    enc: dict[str, torch.Tensor],  # an encoded text or image
+    units: Units | None,  # None: each token (patch) by itself
+) -> torch.Tensor:  # (n_units, T) bool
+    "Return the mask of each unit's tokens (patches)."
+    if units is None:
+        return torch.eye(EncodedText(model, enc).n_positions, dtype=torch.bool)
     return units.number[None] == torch.arange(len(units))[:, None]
 
 # %% ../../nbs/lib/estimate.ipynb #00000009
+def closed_forms(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts that can share a batch
+    target: OneTarget,  # see `as_target`
+    units: list[Units | None] | None,  # units of each text
+    content: list[torch.Tensor | None] | None = None,  # (T,) bool: narrower content
+) -> tuple[RemovalTerms, list[Posterior]]:
+    "Run one gradient pass; return its terms, and the posterior of each text's LOO."
+    batch = pad_batch(tokenizer, encs)
+    terms = removal_pass(model, batch, target, units)
+    scores, spread = terms.terms.sum(1), terms.spread.pow(2).sum(1).sqrt()
+    noise = NOISE if n_layers(model) <= SHALLOW else DEEP_NOISE
+    posteriors = []
+    for i, enc in enumerate(encs):
+        check_hidden(EncodedText(model, enc), target, as_keys=True)
+        unit = units[i] if units else None
+        n = EncodedText(model, enc).n_positions if unit is None else len(unit)
+        is_content = content_units(tokenizer, enc, unit, n)
+        if content and content[i] is not None:
+            is_content &= content_entries(content[i], unit)
+        whole = WholeText(model, enc, None, terms.readout.of_text(i))
+        whole.value = terms.values[i : i + 1]
+        slope = SLOPE * log_odds(whole.readout, float(whole.value))
+        unknown = torch.full_like(scores[i, :n], torch.nan)
+        arguments = (scores[i, :n], spread[i, :n], is_content, unknown)
+        posteriors.append(Posterior(whole, slope, noise, *arguments))
+    return terms, posteriors
+
+
 def removal_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -85,26 +196,15 @@ def removal_scores(
     units: list[Units | None] | None = None,  # units of each text
 ) -> Scores:  # info: passes, spread, expected_r
     "Estimate every LOO score (by attention mask) from one forward and backward pass."
-    batch = pad_batch(tokenizer, encs)
-    terms, values, readout, *_ = removal_pass(model, batch, target, units)
-    for enc in encs:
-        check_hidden(EncodedText(model, enc), target, as_keys=True)
     if isinstance(target, GeneratedReadout):
+        terms, values, *_ = removal_pass(model, encs[0], target, units)
         cost = 1 + (GRADIENT_PASS - 1) * len(values)
         info = dict(passes=1, forward_equivalents=cost)
         return Scores(terms.sum(1), values, target, info)
-    scores, spread = terms.sum(1), terms.pow(2).sum(1).sqrt()
-    info = []
-    for b, enc in enumerate(unpad_batch(batch)):
-        unit = units[b] if units else None
-        n = enc['input_ids'].shape[1] if 'input_ids' in enc else scores.shape[1]
-        n = n if unit is None else len(unit)
-        content = content_units(tokenizer, enc, unit, n)
-        spread_of_text = spread[b, :n].cpu()
-        r = expected_r(scores[b, :n].cpu(), spread_of_text, content)
-        entries = dict(passes=1, forward_equivalents=GRADIENT_PASS, expected_r=r)
-        info.append(entries | dict(spread=spread_of_text.tolist()))
-    return Scores(scores, values, readout, info)
+    terms, posteriors = closed_forms(model, tokenizer, encs, target, units)
+    cost = dict(passes=1, forward_equivalents=GRADIENT_PASS)
+    info = [cost | p.info(p.closed_form) for p in posteriors]
+    return Scores(terms.terms.sum(1), terms.values, terms.readout, info)
 
 
 def overwrite_with_loo(
@@ -118,7 +218,7 @@ def overwrite_with_loo(
         return
     unit = torch.arange(len(scores)) if units is None else units.number
     keep = unit[None] != indices.cpu()[:, None]
-    values = subset_values(whole, keep.to(device_of(whole.model)))
+    values = Variants(whole, keep.to(device_of(whole.model))).compute()
     scores[indices.to(scores.device)] = (whole.value - values).to(scores)
 
 
@@ -134,25 +234,18 @@ def removal_loo_scores(
     units: Units | None = None,  # units of the text
 ) -> Scores:  # info: as `removal_scores`; exact (unit indices)
     "Estimate as `removal_scores`; compute exact LOO of the least certain tokens."
-    estimate = removal_scores(model, tokenizer, [enc], target, [units])
-    scores, info = estimate.scores.clone(), estimate.info[0]
-    content = content_units(tokenizer, enc, units, scores.shape[1])
+    terms, (posterior,) = closed_forms(model, tokenizer, [enc], target, [units])
+    content = posterior.is_content
     if n_exact is None:
         n_exact = math.ceil(math.sqrt(len(content)))
     n = min(whole_number('n_exact', n_exact, 0), int(content.sum()))
-    spread = torch.tensor(info['spread'])
-    exact = spread.masked_fill(~content, -1).topk(n).indices.sort().values
-    whole = WholeText(model, enc, None, estimate.readout)
-    whole.value = estimate.values
-    overwrite_with_loo(whole, units, scores[0], exact)
-    spread[exact] = 0
-    info |= dict(
-        forward_equivalents=info['forward_equivalents'] + n,
-        exact=exact.tolist(),
-        spread=spread.tolist(),
-        expected_r=expected_r(scores[0].cpu(), spread, content),
-    )
-    return Scores(scores, estimate.values, estimate.readout, info)
+    exact = posterior.sd.masked_fill(~content, -1).topk(n).indices.tolist()
+    scores = posterior.closed_form.clone()
+    overwrite_with_loo(posterior.whole, units, scores, torch.tensor(exact).long())
+    posterior = posterior.with_loo(exact, scores[exact])
+    info = dict(passes=1, forward_equivalents=GRADIENT_PASS + n)
+    info |= posterior.info(scores)
+    return Scores(scores[None], terms.values, terms.readout, info)
 
 # %% ../../nbs/lib/estimate.ipynb #00000031
 def nearest_rows(
@@ -195,8 +288,9 @@ class RecomputedRows:
             self.read = rows_read(model, enc, self.whole.readout)
         if self.read is None:
             reason = why_no_states(model) or (
-                "the text must have no masked tokens, no other inputs and no more tokens"
-                " than a window of attention; the target must be read at a decoder's"
+                "attention must be fused (MPNet's never is); the text must have no masked"
+                " tokens, no other inputs and no more tokens than a window of attention;"
+                " the target must be read at a decoder's"
                 " last token (or be a function with `n_rows`, the number of last rows"
                 " that it uses) or at the first of an encoder's classifier"
             )
@@ -217,7 +311,7 @@ class RecomputedRows:
         whole = self.whole.value
         visible = members[:, : self.read[0] + 1] if self.causal else members
         if visible.all(1).any():  # a row without keys is left to the model
-            return whole - subset_values(self.whole, ~members)
+            return whole - Variants(self.whole, ~members).compute()
         masked = torch.cat([members, torch.zeros_like(members[:1])])
         rows = torch.cat([rows, rows[:1]])
         values = self.stored.values(rows, masked, self.whole.readout)
@@ -257,16 +351,13 @@ def removal_rows_scores(
     whole, stored = read_whole(model, enc, target, not why_no_states(model))
     rows = RecomputedRows(whole, stored)
     n_tokens, cost = enc['input_ids'].shape[1], 1
-    members = torch.eye(n_tokens, dtype=torch.bool)
-    if units is not None:
-        members = tokens_of_units(units)
-    members = members.to(whole.value.device)
+    members = unit_members(model, enc, units).to(whole.value.device)
     recomputed = nearest_rows(members, n_rows, rows.read, rows.causal)
     with torch.no_grad():
         scores = rows.effects(recomputed, members)
     cost += int(recomputed.sum()) / n_tokens
     if rest:
-        closed_form = removal_pass(model, enc, whole.readout, [units], by_row=True)
+        closed_form = removal_pass(model, enc, whole.readout, [units])
         other_rows = closed_form.terms.masked_fill(recomputed.T, 0.0).sum(1)
         scores = scores + (other_rows[0] if scores.ndim == 1 else other_rows.T)
         # a backward pass for each number

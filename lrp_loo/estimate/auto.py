@@ -5,28 +5,21 @@
 # %% ../../nbs/lib/estimate_auto.ipynb #f282ef99
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text, pad_batch
-from lrp_loo.estimate import (
-    SPREAD_TO_ERROR,
-    content_units,
-    expected_r,
-    removal_rows_scores,
-    tokens_of_units,
-)
-from .one_pass import GRADIENT_PASS, removal_pass
-from ..inputs.call import content_entries
+from . import Posterior, closed_forms, removal_rows_scores, unit_members
+from .one_pass import GRADIENT_PASS
 from ..inputs.scores import GeneratedReadout, Scores
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
-from ..loo.checks import check_hidden
-from ..loo.engines import WholeText, read_variants, read_whole
-from ..loo.removals import EncodedText, Removal, as_removal, fill_id
+from ..loo.engines import read_variants, read_whole
+from ..loo.removals import Removal, as_removal, fill_id
 from lrp_loo.loo.states import (
     StoredText,
     changed_rows,
@@ -35,21 +28,17 @@ from lrp_loo.loo.states import (
     why_no_states,
 )
 from ..models.encoding import attended_tokens
-from ..models.structure import device_of, n_layers
+from ..models.structure import device_of
 
 # %% auto #0
-__all__ = ['PASSES', 'SHALLOW', 'DEEP_ERROR', 'exact_passes', 'affordable', 'PartialEstimate', 'begin_estimates', 'add_exact',
+__all__ = ['PASSES', 'GRADIENT_TIME', 'exact_passes', 'affordable', 'PartialEstimate', 'begin_estimates', 'add_exact',
            'auto_scores']
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000004
 PASSES = 16  # default budget, in forward passes over the text
-
-
-def _unit_members(model, enc, units):
-    "Return the tokens (patches) of each unit, (n_units, T) bool."
-    if units is not None:
-        return tokens_of_units(units)
-    return torch.eye(EncodedText(model, enc).n_positions, dtype=torch.bool)
+# a gradient pass takes the time of so many passes of exact LOO: 4.4 to 5.0 on MiniLM
+# and the small decoder, by CPU time of texts of 8 to 26 tokens
+GRADIENT_TIME = 5
 
 
 def exact_passes(
@@ -66,13 +55,8 @@ def exact_passes(
     return 1 + float(changed_rows(~members, read, True).sum()) / members.shape[1]
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000007
-# models with more than SHALLOW layers have an error of DEEP_ERROR × spread
-# (`expected_r`); both constants are fitted on SST-2 training sentences
-SHALLOW, DEEP_ERROR = 6, 1.5
-
-
 def affordable(
-    spread: torch.Tensor,  # (n,) s_j
+    spread: torch.Tensor,  # (n,) standard deviation of each score
     cost: torch.Tensor,  # (n,) forward passes that exact LOO of each takes
     passes: float,
     candidates: torch.Tensor,  # (n,) bool
@@ -91,58 +75,37 @@ def affordable(
 class PartialEstimate:
     "LOO of one text's units, exact for some and estimated for the others."
 
-    whole: WholeText
-    content: torch.Tensor  # (n_units,) bool: units that become exact first
+    posterior: Posterior
     members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
     exact_passes: float  # cost of exact LOO of every unit
     cost: torch.Tensor  # (n_units,) forward passes that exact LOO of each takes
-    scores: torch.Tensor  # (n_units,)
-    spread: torch.Tensor  # (n_units,) s_j, 0 for exact LOO
-    exact: torch.Tensor  # (n_units,) bool
     passes: float  # forward passes spent so far
 
     def more(
         self,
         passes: float,  # forward passes over the text
     ) -> PartialEstimate:  # a new estimate; this one is unchanged
-        "Compute exact LOO of as many units as fit, the largest s_j² per pass first."
-        model, enc, stored, spent = self.whole.model, self.whole.enc, None, 0
+        "Compute exact LOO of as many units as fit, the largest variance per pass first."
+        whole, stored, spent = self.posterior.whole, None, 0
         if (self.cost < 1).any():  # a decoder: its keys and values are read again
-            _, stored = read_whole(model, enc, self.whole.readout, stores_states=True)
+            _, stored = read_whole(whole.model, whole.enc, whole.readout, True)
             spent = 1
         estimate = replace(self, passes=self.passes + spent)
         (resumed,) = add_exact([estimate], passes - spent, stored)
         return self if resumed is estimate else resumed
 
-    def with_loo(
-        self,
-        units: list[int],
-        loo: torch.Tensor,  # (n,) of these units
-        passes: float,  # forward passes that it took
-    ) -> PartialEstimate:
-        "Return the estimate with exact LOO of these units."
-        indices = torch.tensor(units, device=self.spread.device)
-        return replace(
-            self,
-            scores=self.scores.index_copy(0, indices, loo.to(self.scores)),
-            exact=self.exact.index_fill(0, indices, True),
-            spread=self.spread.index_fill(0, indices, 0.0),
-            passes=self.passes + passes,
-        )
-
     def as_scores(self) -> Scores:  # of one text
         "Return the scores, with the passes spent and the expected correlation."
-        spread = self.spread.cpu()
-        c = SPREAD_TO_ERROR if n_layers(self.whole.model) <= SHALLOW else DEEP_ERROR
+        scores, whole = self.posterior.mean, self.posterior.whole
         info = dict(
             forward_equivalents=round(self.passes, 2),
             exact_passes=round(self.exact_passes, 2),
-            exact=torch.where(self.exact)[0].tolist(),
-            spread=spread.tolist(),
-            expected_r=expected_r(self.scores.cpu(), spread, self.content.cpu(), c),
+            **self.posterior.info(scores),
         )
-        readout, value = self.whole.readout, self.whole.value
-        return Scores(self.scores[None], value, readout, info, partial_estimates=[self])
+        scores = scores.to(self.posterior.loo)[None]
+        return Scores(
+            scores, whole.value, whole.readout, info, partial_estimates=[self]
+        )
 
 
 def begin_estimates(
@@ -157,38 +120,24 @@ def begin_estimates(
     """Return the estimate of each text that one gradient pass gives, and the keys and
     values of a decoder, which that pass computed.
     """
+    arguments = (model, tokenizer, encs, target, units, content)
+    terms, posteriors = closed_forms(*arguments)
     batch = pad_batch(tokenizer, encs)
-    terms = removal_pass(model, batch, target, units, by_row=True)
     stored = StoredText(model, batch, terms.states)
     has_states = 'input_ids' in batch and is_causal(model) and not why_no_states(model)
     stored = stored if has_states and stored.is_complete else None
-    scores, spread = terms.terms.sum(1), terms.spread.pow(2).sum(1).sqrt()
     estimates = []
-    for i, enc in enumerate(encs):
-        members = _unit_members(model, enc, units[i])
-        is_content = content_units(tokenizer, enc, units[i], len(members))
-        if content[i] is not None:
-            is_content &= content_entries(content[i], units[i])
-        whole = WholeText(model, enc, None, terms.readout.of_text(i))
-        whole.value = terms.values[i : i + 1]
+    for i, (enc, posterior) in enumerate(zip(encs, posteriors)):
+        members = unit_members(model, enc, units[i])
         cost = torch.ones(len(members))
-        read = None if stored is None else rows_read(model, enc, whole.readout)
+        read = None
+        if stored is not None:
+            read = rows_read(model, enc, posterior.whole.readout)
         if read is not None and attended_tokens(enc) is None:
             cost = changed_rows(~members, read, True).sum(1) / members.shape[1]
-        device, n = scores.device, len(members)
-        is_content = is_content.to(device)
-        estimate = PartialEstimate(
-            whole,
-            is_content,
-            members.to(device),
-            exact_passes[i],
-            cost=cost,
-            scores=scores[i, :n],
-            spread=spread[i, :n],
-            exact=torch.zeros_like(is_content),
-            passes=GRADIENT_PASS,
-        )
-        estimates.append(estimate)
+        members = members.to(posterior.loo.device)
+        arguments = (members, exact_passes[i], cost, GRADIENT_PASS)
+        estimates.append(PartialEstimate(posterior, *arguments))
     return estimates, stored
 
 
@@ -197,25 +146,27 @@ def add_exact(
     passes: float,  # forward passes over each text
     stored: StoredText | None,  # keys and values of these texts, in order
 ) -> list[PartialEstimate]:  # the same estimate where nothing fits
-    "Compute exact LOO of as many units as fit, the largest s_j² per pass first."
+    "Compute exact LOO of as many units as fit, the largest variance per pass first."
     chosen = {}
     for i, e in enumerate(estimates):
-        candidates = e.content & ~e.exact
+        posterior = e.posterior
+        candidates = posterior.is_content & ~posterior.exact
         if not candidates.any():  # special and template tokens are the last
-            candidates = ~e.exact
-        units, spent = affordable(e.spread, e.cost, passes, candidates.cpu())
+            candidates = ~posterior.exact
+        units, spent = affordable(posterior.sd, e.cost, passes, candidates)
         if units:
             chosen[i] = units, spent
     if not chosen:
         return estimates
-    wholes = [estimates[i].whole for i in chosen]
+    wholes = [estimates[i].posterior.whole for i in chosen]
     keeps = [~estimates[i].members[units] for i, (units, _) in chosen.items()]
     if stored is not None:
         stored = stored.of_texts(list(chosen))
     results = list(estimates)
     for i, result in zip(chosen, read_variants(wholes, keeps, stored)):
-        units, spent = chosen[i]
-        results[i] = results[i].with_loo(units, result.value - result.values, spent)
+        (units, spent), e = chosen[i], estimates[i]
+        posterior = e.posterior.with_loo(units, result.value - result.values)
+        results[i] = replace(e, posterior=posterior, passes=e.passes + spent)
     return results
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
@@ -224,8 +175,8 @@ def auto_scores(
     tokenizer: Tokenizer,
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
     target: OneTarget = None,  # see `as_target`; the predicted class by default
-    # forward passes over each text, a gradient pass counts three; None: as many
-    # as exact LOO takes
+    # forward passes over each text, a gradient pass counts three; exact LOO that takes
+    # up to two more is computed, as it takes no longer; None: as many as it takes
     passes: float | None = PASSES,
     # see `as_removal`; only 'attention_mask' has an estimate
     removal: str | Removal | None = 'attention_mask',
@@ -243,11 +194,16 @@ def auto_scores(
     units = units or [None] * len(texts)
     content = content or [None] * len(texts)
     costs = [
-        exact_passes(model, e, target, _unit_members(model, e, u))
+        exact_passes(model, e, target, unit_members(model, e, u))
         for e, u in zip(texts, units)
     ]
-    scores = [None] * len(texts)
-    exact = [i for i, n in enumerate(costs) if passes is None or n <= passes]
+    scores, limit = [None] * len(texts), math.inf if passes is None else passes
+    begins_by_gradient = not isinstance(target, GeneratedReadout) and (
+        limit >= GRADIENT_PASS and as_removal(removal, texts[0]).by_mask
+    )
+    if begins_by_gradient:
+        limit += GRADIENT_TIME - GRADIENT_PASS
+    exact = [i for i, n in enumerate(costs) if n <= limit]
     if exact:
         unit_numbers = [None if units[i] is None else units[i].number for i in exact]
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
@@ -290,8 +246,6 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
     try:
         arguments = (encs, target, units, content, costs)
         estimates, stored = begin_estimates(model, tokenizer, *arguments)
-        for enc in encs:
-            check_hidden(EncodedText(model, enc), target, as_keys=True)
     except ValueError as e:
         # an error of exact LOO has its own message
         read_whole(model, encs[0], target)

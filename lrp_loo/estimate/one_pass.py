@@ -27,15 +27,10 @@ from ..lrp import lrp_rules
 from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
 from ..lrp.table import fused_attention
-from lrp_loo.models.call import (
-    forward,
-    gradients_enabled,
-    autograd_inputs,
-    watch_embeddings,
-)
+from ..models.call import forward, gradients_enabled, watch_embeddings
 from ..models.attention import AttentionCall
 from ..models.structure import device_of
-from ..models.attention import NO_POSITIONS, current_positions
+from ..models.attention import NO_POSITIONS, POSITIONS
 
 # %% auto #0
 __all__ = ['AT_ONCE', 'HELD_AT_ONCE', 'GRADIENT_PASS', 'key_effects', 'RemovalTerms', 'removal_pass']
@@ -152,14 +147,14 @@ class _FusedCalls:
         q, bias = fused.query, fused.bias()
         is_learned = bias is not None and bias.requires_grad
         # attention inside an image encoder, for example, has no input positions
-        no_positions = current_positions() is NO_POSITIONS
+        no_positions = POSITIONS.get() is NO_POSITIONS
         if is_learned or no_positions or not q.requires_grad or q.ndim != 4:
             return fused_attention(call, composite)
         context = call.context
         context.softmaxes.record_call(context.layer, context.module)
         index = len(self.queries)
         self.shapes[index] = (*q.shape[:-1], fused.key.shape[-2])
-        self.positions[index] = current_positions()
+        self.positions[index] = POSITIONS.get()
         self.queries.append(q)
         self.states.append((fused.key.detach(), fused.value.detach()))
         out = _AttentionWithoutMaps.apply(
@@ -173,7 +168,7 @@ class _Pass:
     the last call to the first. Calls have indices in the order of layers.
     """
 
-    def __init__(self, model, batch, units, weights, by_row):
+    def __init__(self, model, batch, units, weights):
         self.model = model
         self.batch = batch
         self.is_text = 'input_ids' in batch
@@ -181,14 +176,11 @@ class _Pass:
         self.members = None
         # mask weights, (batch, n_units)
         self.weights = weights
-        self.by_row = by_row  # sum over calls and heads, not over rows
-        self.current = {}  # the sums of this batch
+        # over calls and heads, (batch, n, n_units, 2): effects and their squares
+        self.current = None
         # own rows whose effects do not count: f depends on them only through their keys
         self.excluded = None
-        self.shapes = {}  # a call's index → shape of its attention weights
-        self.positions = {}  # a call's index → its `Positions`, or None
         self.batches = []  # sums of finished batches
-        self.states = []
         if self.is_text and any(u is not None for u in units or ()):
             T = batch['input_ids'].shape[1]
             n = max(T if u is None else len(u) for u in units)
@@ -210,7 +202,6 @@ class _Pass:
 
     def check(self, shapes):
         "Raise ValueError unless attention has one row and one key per input."
-        self.shapes |= shapes
         n = n_patches(self.embeddings[0])
         # keys that stand for no input, in front of an image's patches
         extra = 0 if self.is_text else next(iter(shapes.values()), [n])[-1] - n
@@ -228,7 +219,7 @@ class _Pass:
         "Exclude a unit's own rows that have no gradient (batch, n) in the last call."
         if (positions := self.positions.get(index)) is not None:
             return self.exclude_own_rows_of_part(has_gradient, positions)
-        if self.current:
+        if self.current is not None:
             return
         n = n_patches(self.embeddings[0])
         extra = has_gradient.shape[1] - n
@@ -247,7 +238,7 @@ class _Pass:
         if self.members is None:
             identity = torch.eye(n, device=has_gradient.device)
             self.members = identity.expand(len(has_gradient), n, n)
-        if not self.current:
+        if self.current is None:
             self.excluded_by_rows, self.attended_by_others = {}, set()
         rows = tuple(positions.rows.tolist())
         keys = tuple(positions.keys.tolist())
@@ -276,12 +267,13 @@ class _Pass:
         "Add effects of a few heads of a call, without the excluded rows."
         if (positions := self.positions.get(index)) is not None:
             effects = self.effects_of_part(positions, g, A)
-            return self.add_effects(index, effects)
-        effects = key_effects(g, A, self.members, self.weights)
-        by_unit = self.excluded.ndim == 3
-        own_effects = effects if by_unit else effects.diagonal(dim1=2, dim2=3)
-        own_effects.masked_fill_(self.excluded[:, None], 0)
-        self.add_effects(index, effects)
+        else:
+            effects = key_effects(g, A, self.members, self.weights)
+            by_unit = self.excluded.ndim == 3
+            own_effects = effects if by_unit else effects.diagonal(dim1=2, dim2=3)
+            own_effects.masked_fill_(self.excluded[:, None], 0)
+        both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
+        self.current = both if self.current is None else self.current + both
 
     def add(self, index, g, A):
         "Add an attention call; g is None without a gradient."
@@ -298,29 +290,14 @@ class _Pass:
         self.exclude_own_rows(has_gradient, index)
         self.add_heads(index, g, A)
 
-    def add_effects(self, index, effects):
-        "Add the effects (batch, heads, n, n_units) of a few heads of a call to sums."
-        if self.by_row:  # over calls and heads: (batch, n, n_units, 2)
-            both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
-            self.current['rows'] = self.current.get('rows', 0) + both
-        else:  # over rows
-            self.current.setdefault(index, []).append(effects.sum(2))
-
     def next_batch(self):
         "Store the sums of the current batch, and reset them."
-        current, self.current = self.current, {}
-        if self.by_row or not current:
-            self.batches += current.values()
-            return
-        (like, *_), *_ = current.values()
-        sums = []
-        for index in sorted(self.shapes):  # 0 for a call without a gradient
-            zeros = like.new_zeros(len(like), self.shapes[index][1], like.shape[2])
-            sums += current.get(index, [zeros])
-        self.batches.append(torch.cat(sums, 1))
+        if self.current is not None:
+            self.batches.append(self.current)
+        self.current = None
 
     def terms(self):
-        "Return the sums of all batches, in the layers' order."
+        "Return the sums of all batches."
         self.next_batch()
         if not self.batches:
             raise ValueError(
@@ -398,15 +375,12 @@ GRADIENT_PASS = 3
 class RemovalTerms(NamedTuple):
     "The terms of one pass for the removal of each unit."
 
-    # (batch, layers × heads, n_units); with by_row (batch, rows, n_units)
-    terms: torch.Tensor
+    terms: torch.Tensor  # (batch, rows, n_units), summed over layers and heads
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
-    # with by_row (batch, rows, n_units): root of the sum of squares over layers
-    # and heads; else None
-    spread: torch.Tensor | None = None
+    spread: torch.Tensor  # as `terms`: root of the sum of squares
     # keys and values (batch, heads, T, d) of each fused attention call
-    states: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    states: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 @restores_state
@@ -418,23 +392,17 @@ def removal_pass(
     units: list[Units | None] | None = None,
     # (batch, n_units) mask weights under which the model runs; None: 1
     weights: torch.Tensor | None = None,
-    by_row: bool = False,  # return effects per row, not per layer and head
 ) -> RemovalTerms:
-    """Run one forward and one backward pass; return the effect of removing each unit
-    through every layer and head, or through every row, summed over these.
-    """
+    "Run one forward and one backward pass; return the effect of removing each unit."
     if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'removal')
-    with gradients_enabled(model):
-        batch = autograd_inputs(batch)
-        one_pass = _Pass(model, batch, units, weights, by_row)
+    with gradients_enabled(model, [batch]) as (batch,):
+        one_pass = _Pass(model, batch, units, weights)
         with (
             read_row_only(model, target),
             watch_embeddings(model) as one_pass.embeddings,
         ):
             values, readout = one_pass.run(target)
-    terms, values, spread = one_pass.terms(), values.detach(), None
-    if by_row:
-        terms, squares = terms.unbind(-1)
-        spread = squares.sqrt()
-    return RemovalTerms(terms, values, readout, spread, one_pass.states)
+    terms, squares = one_pass.terms().unbind(-1)
+    states = one_pass.states
+    return RemovalTerms(terms, values.detach(), readout, squares.sqrt(), states)

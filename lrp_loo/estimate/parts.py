@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.tensors import repeated
@@ -87,13 +88,10 @@ class PartsOfText:
         "Yield the hooks of each layer for `forward_hooks`."
         places = self.places
         for i, layer in enumerate(places.layers):
-            yield layer, None, partial(self._record, i, 'state')
-            yield places.projections[i], None, partial(self._record, i, 'attention')
-            yield (
-                places.feed_forwards[i],
-                None,
-                partial(self._record, i, 'feed_forward'),
-            )
+            modules = dict(state=layer, attention=places.projections[i])
+            modules['feed_forward'] = places.feed_forwards[i]
+            for kind, module in modules.items():
+                yield module, None, partial(self._record, i, kind)
 
     def _record(self, i, kind, module, args, kwargs, out):
         if kind == 'state':
@@ -154,7 +152,9 @@ class PartsOfText:
         """
         first = first_layers(Parts(self.groups, self.places))
         n = len(self.places.layers)
-        can_skip = self._can_skip_layers()
+        # the last layer, rerun on its recorded input, must give f(x)
+        change = self._without([[]], n - 1).abs()
+        can_skip = bool(change <= 1e-5 * max(1.0, float(self.value.abs())))
         scores = torch.zeros(len(indices), dtype=torch.float64)
         passes = 1 / n
         for start in sorted({first[k] for k in indices}):
@@ -165,11 +165,6 @@ class PartsOfText:
                 groups = [self.groups[indices[i]] for i in batch]
                 scores[batch] = self._without(groups, skipped).double().cpu()
         return scores, passes
-
-    def _can_skip_layers(self):
-        "Return True if the last layer, rerun on its recorded input, gives f(x)."
-        change = self._without([[]], len(self.places.layers) - 1)
-        return bool(change.abs() <= 1e-5 * max(1.0, float(self.value.abs())))
 
     def _without(self, groups, skipped):
         "Return (n,) f(x) − f(x without each), with recorded outputs of first layers."
@@ -199,15 +194,12 @@ class PartsOfText:
 
 def _expand_rows(value, k):
     "Return tensors of one row as k rows, in tuples, lists and dicts."
-    if torch.is_tensor(value):
-        is_one_row = value.ndim > 1 and len(value) == 1
-        x = value.detach()
-        return x.expand(k, *x.shape[1:]) if is_one_row else x
-    if isinstance(value, dict):
-        return {key: _expand_rows(x, k) for key, x in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_expand_rows(x, k) for x in value)
-    return value
+
+    def expand(x):
+        is_one_row = torch.is_tensor(x) and x.ndim > 1 and len(x) == 1
+        return x.detach().expand(k, *x.shape[1:]) if is_one_row else x
+
+    return tree_map(expand, value)
 
 # %% ../../nbs/lib/estimate_parts.ipynb #00000009
 def _scores(text, terms, **info):

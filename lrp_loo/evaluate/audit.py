@@ -8,31 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import whole_number
 from ..core.files import check_fields, keeps_rows_in
-from ..core.tensors import copies_note, first_of_each, key_of_encoding
+from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from .faithfulness import completeness_lines, correlations_with_loo
 from .faithfulness import curve_area, faithfulness_table
 from .faithfulness import perturbation_curves, removal_units
 from .results import Results
-from .verdict import is_reference, verdict
-from ..inputs.call import CallInputs, group_by_target, mark_content
+from .verdict import is_reference, rows_with_effect, verdict
+from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import explain_batch, explain_methods
 from ..methods.table import Refusal, as_methods
 from ..records import Attribution
-from ..records.base import Table
+from ..models.structure import name_of_model
+from ..records.base import Table, record_html
+from ..records.html import render
 
 # %% auto #0
-__all__ = ['MEANS', 'AUDIT_COLUMNS', 'compare_with_loo', 'token_classes', 'faithfulness_rows', 'in_batches', 'AuditTable',
-           'audit_table', 'unique_texts', 'audit']
+__all__ = ['SHORT', 'MEANS', 'AUDIT_COLUMNS', 'compare_with_loo', 'token_classes', 'faithfulness_rows', 'in_batches',
+           'AuditTable', 'audit_table', 'unique_texts', 'audit']
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000006
 def compare_with_loo(
@@ -54,7 +57,8 @@ def compare_with_loo(
     n = len(encs)
     units, content = units or [None] * n, content or [None] * n
     removal = as_removal(removal, encs[0])
-    loos = explain_batch(model, tokenizer, encs, 'loo', target, units, removal=removal)
+    per_text = (target, units, content)
+    loos = explain_batch(model, tokenizer, encs, 'loo', *per_text, removal=removal)
     others = {name: m for name, m in methods.items() if not is_reference(*m)}
     maps = {name: [None] * n for name in others}
     targets = [fix_index(target, loo.target) for loo in loos]
@@ -72,10 +76,6 @@ def compare_with_loo(
             for name, explanations in explained.items():
                 for k, a in zip(part, explanations):
                     maps[name][k] = a
-    for explanations in (loos, *maps.values()):
-        for a, mask, u in zip(explanations, content, units):
-            if not isinstance(a, Refusal):
-                mark_content(a, mask, u)
     return loos, {name: maps.get(name, loos) for name in methods}
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000009
@@ -97,17 +97,22 @@ def token_classes(a: Attribution) -> str:
     return ''.join(map(letter, range(len(a))))
 
 
-def _row(loo, maps, curves, stored):
+def _row(loo, maps, curves, stored, costs):
     "Return a text's row, with rounded scores of the methods named in `stored`."
-    methods = {
-        name: dict(refused=str(a))
-        if isinstance(a, Refusal)
-        else correlations_with_loo(a, loo)
-        for name, a in maps.items()
-    }
+    methods = {}
+    for name, a in maps.items():
+        if isinstance(a, Refusal):
+            methods[name] = dict(refused=str(a))
+            continue
+        methods[name] = correlations_with_loo(a, loo)
+        if costs:
+            cost = dict(exact=a.content_is_exact, passes=a.passes, seconds=a.seconds)
+            methods[name] |= cost
     for name, (morf, lerf) in curves.items():
         methods[name] |= dict(lerf=curve_area(lerf), morf=curve_area(morf))
     row = dict(n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods)
+    if costs:
+        row['largest'] = loo.largest.score
     if not stored:
         return row
     scores = {
@@ -133,6 +138,8 @@ def faithfulness_rows(
     refusals: bool = False,  # store the reason of a refusal as `refused`
     maps: tuple[str, ...] = (),  # methods whose scores are stored in the row
     batch_size: int | None = 1,  # texts in one padded batch of a method; None: all
+    # also store the largest LOO as `largest`, and per method exact, passes, seconds
+    costs: bool = False,
     # per text: n_tokens, target, logit, and per method r, r_sum, r_sum_both,
     # r_all, lerf, morf
 ) -> list[dict[str, Any]]:
@@ -170,7 +177,7 @@ def faithfulness_rows(
         removal,
         fill_id(tokenizer, removal),
     )
-    return [_row(*entries, maps) for entries in zip(loos, by_text, areas)]
+    return [_row(*entries, maps, costs) for entries in zip(loos, by_text, areas)]
 
 
 def in_batches(
@@ -182,20 +189,18 @@ def in_batches(
     return [examples[i : i + size] for i in range(0, len(examples), size)]
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000018
-MEANS = ('loo_r', 'loo_r_all', 'lerf', 'morf', 'delta')
+# columns that fit into 80 characters and onto a page (`audit_legend` describes them)
+SHORT = ['loo_r', 'loo_r_se', 'passes', 'seconds', 'lerf', 'morf', 'n_no_effect']
+MEANS = ('loo_r', 'r_all_texts', 'loo_r_all', 'lerf', 'morf', 'delta')
 AUDIT_COLUMNS = [f'{mean}{suffix}' for mean in MEANS for suffix in ('', '_se')]
-AUDIT_COLUMNS += ['n', 'n_undefined']
+AUDIT_COLUMNS[2:2] = ['passes', 'seconds']
+AUDIT_COLUMNS += ['n', 'n_no_effect', 'n_undefined']
 
 
 class AuditTable(Table):
     "A row per method, with notes below on what the numbers leave out."
 
-    @property
-    def below(self) -> list[str]:
-        "Return the lines about refusals, incomplete sums and copies."
-        return self.attrs.get('below', [])
-
-    lines = below
+    below = Table.lines  # on refusals, incomplete sums and copies
 
     @property
     def verdict(self) -> str:
@@ -203,6 +208,19 @@ class AuditTable(Table):
         return self.attrs.get('verdict', {}).get('sentence', '')
 
     headline = verdict
+
+    @property
+    def best(self) -> str | None:
+        """Return the name of the method to trust, which `explain` takes; None if there
+        are too few texts, if none follows LOO, or if all are exact on these texts.
+        """
+        return self.attrs.get('verdict', {}).get('best')
+
+    def _repr_html_(self) -> str:
+        if 'loo_r' not in self:  # of a sweep, or of generations
+            return super()._repr_html_()
+        lines = [self.headline, *self.lines, render('audit_legend')]
+        return record_html(lines, self[[c for c in SHORT if c in self]])
 
 
 def audit_table(
@@ -236,17 +254,18 @@ def audit_table(
 
 def unique_texts(inputs: CallInputs) -> list[int]:
     "Return the index of the first of texts with equal inputs, units, target, content."
-    keys = [
-        (
-            key_of_encoding(enc, units),
+    first = {}
+    of_texts = zip(inputs.encs, inputs.units, inputs.targets, inputs.content)
+    for i, (enc, units, target, mask) in enumerate(of_texts):
+        tensors = [(k, v.shape, repr(v.flatten().tolist())) for k, v in enc.items()]
+        key = (
+            *sorted(tensors),
+            None if units is None else tuple(units.number.tolist()),
             id(target) if callable(target) else repr(target),
             None if mask is None else tuple(mask.tolist()),
         )
-        for enc, units, target, mask in zip(
-            inputs.encs, inputs.units, inputs.targets, inputs.content
-        )
-    ]
-    return first_of_each(keys)
+        first.setdefault(key, i)
+    return list(first.values())
 
 
 @keeps_rows_in('results')
@@ -266,11 +285,11 @@ def audit(
     max_length: int | None = None,  # a lower limit than the model's own
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
-    # a row per method: loo_r, loo_r_all (over all tokens), lerf, morf, delta,
-    # their standard errors, n; `refused` if a method refuses some of the texts
+    # a row per method: AUDIT_COLUMNS; `refused` if a method refuses some of the texts
 ) -> AuditTable:
     """Measure how closely methods follow exact Leave-One-Out on texts (Table 2 for any
-    model). Copies of a text count once.
+    model). Copies of a text count once. Texts in which no single word has an effect
+    (`rows_with_effect`) have no part in r.
     """
     methods = as_methods(method)
     whole_number('chunk', chunk)
@@ -292,6 +311,7 @@ def audit(
             removal,
             refusals=True,
             content=[inputs.content[i] for i in indices],
+            costs=True,
         )
 
     n_missing = len(set(unique) - results.done)
@@ -301,16 +321,25 @@ def audit(
             results.extend(in_batches(examples), run, bar)
     rows = results.rows
     for k, row in enumerate(rows):  # also those of a file
-        types = dict.fromkeys(methods, dict)
-        check_fields(row.get('methods'), types, f'results.rows[{k}].methods.')
-    table = faithfulness_table(rows, list(methods))[AUDIT_COLUMNS]
+        where, types = f'results.rows[{k}].', dict.fromkeys(methods, dict)
+        check_fields(row.get('methods'), types, f'{where}methods.')
+        check_fields(row, dict(largest=float), where)
+    names, kept = list(methods), rows_with_effect(rows)
+    table = faithfulness_table(rows, names)
+    table[['r_all_texts', 'r_all_texts_se']] = table[['loo_r', 'loo_r_se']]
+    columns = ['loo_r', 'loo_r_se', 'loo_r_all', 'loo_r_all_se', 'n_undefined']
+    table[columns] = faithfulness_table(kept, names)[columns] if kept else np.nan
+    table['n_no_effect'] = len(rows) - len(kept)
+    for cost in ('passes', 'seconds'):
+        costs = [[row['methods'][m].get(cost) for row in rows] for m in names]
+        table[cost] = pd.DataFrame(costs, names, dtype=float).mean(axis=1)
     table = audit_table(
-        table,
+        table[AUDIT_COLUMNS],
         [row['methods'] for row in rows],
         methods,
         len(inputs.encs) - len(unique),
-        completeness_lines(rows, list(methods)),
+        completeness_lines(rows, names),
     )
     if set(methods) - {'loo'}:
-        table.attrs['verdict'] = verdict(rows)
+        table.attrs['verdict'] = verdict(rows, name_of_model(inputs.model))
     return table

@@ -5,7 +5,6 @@
 # %% ../../nbs/lib/evaluate_cost.ipynb #446d2728
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,12 +36,7 @@ class Frontier(Table):
     @property
     def needed(self) -> str:
         "Return the smallest budget that reaches the wanted r, in a sentence."
-        return self.attrs.get('needed', '')
-
-    @property
-    def lines(self) -> list[str]:
-        "Return the lines below the table: the answer."
-        return [self.needed] if self.needed else []
+        return self.attrs.get('needed') or ''.join(self.lines)
 
 
 def _describe_needed(table, wanted, exact):
@@ -96,15 +90,12 @@ def frontier(
         target = inputs.targets[i]
         arguments = (inputs.model, inputs.tokenizer, enc, 'auto')
         (loo,) = explain_batch(*arguments, target, None, content, passes=None)
-        inputs.annotate(loo, i)
         costs.append(loo.passes)
         target = fix_index(target, loo.target)
         for b in budgets:
-            start = time.perf_counter()
             (a,) = explain_batch(*arguments, target, None, content, passes=b)
-            seconds = time.perf_counter() - start
             r = agreement(a.scores, loo.scores, ~loo.is_content)
-            numbers[b].append((r, a.passes, a.content_is_exact, seconds))
+            numbers[b].append((r, a.passes, a.content_is_exact, a.seconds))
     rows = {}
     for b, measured in numbers.items():
         r, passes, exact, seconds = np.array(measured, dtype=float).T
@@ -113,5 +104,5 @@ def frontier(
         rows[b] |= dict(passes=passes.mean(), exact=exact.mean())
         rows[b] |= dict(seconds=seconds.mean(), n=mean['n'])
     table = Frontier(rows).T.rename_axis('budget')
-    table.attrs['needed'] = _describe_needed(table, wanted, float(np.mean(costs)))
+    table.attrs['below'] = [_describe_needed(table, wanted, float(np.mean(costs)))]
     return table

@@ -22,7 +22,7 @@ from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from ..estimate import overwrite_with_loo
 from .audit import compare_with_loo, unique_texts
-from .results import as_json
+
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UnitsOf
@@ -35,13 +35,10 @@ from ..records import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
 
 # %% auto #0
-__all__ = ['FLOOR', 'UNITS', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'reach_needed', 'settle_top',
-           'call_settings', 'Calibration', 'calibrate', 'TopTokens', 'top_tokens']
+__all__ = ['UNITS', 'Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'reach_needed', 'settle_top', 'call_settings',
+           'Calibration', 'calibrate', 'TopTokens', 'top_tokens']
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000005
-FLOOR = 0.2  # least s_j, as a share of the root mean square of the text's u_j
-
-
 def _content_indices(a):
     "Return the indices of the content tokens."
     return a.is_content.nonzero()[:, 0].tolist()
@@ -51,16 +48,15 @@ class Estimate(NamedTuple):
     "A method's scores of one text's content tokens (words, spans)."
 
     scores: list[float]  # x_j
-    spread: list[float]  # σ_j of each score; empty if the method has none
+    sd: list[float]  # standard deviation of each; empty if the method has none
     exact: list[int]  # indices of the tokens whose x_j is exact
 
     @property
     def scale(self) -> np.ndarray:
         "Return s_j, (n,): the unit of each token's error; 0 for an exact token."
         x = np.array(self.scores, dtype=float)
-        if len(self.spread):
-            u2 = x**2 + np.array(self.spread) ** 2
-            s = np.sqrt(u2 + FLOOR**2 * u2.mean())
+        if len(self.sd):
+            s = np.array(self.sd, dtype=float)
         else:
             s = np.full_like(x, np.sqrt(np.mean(x**2)))
         s[list(self.exact)] = 0
@@ -85,27 +81,6 @@ class CalibrationText(NamedTuple):
 
     estimate: Estimate
     loo: list[float]  # exact LOO of the same tokens
-
-    @classmethod
-    def of_file(
-        cls,
-        i: int,  # index of the text in the file
-        record: Any,  # what `Calibration.save` wrote
-    ) -> CalibrationText:
-        "Read a text of a calibration file; raise ValueError for other contents."
-        where = f'texts[{i}].'
-        check_fields(record, dict(estimate=dict, loo=list[float]), where)
-        check_fields(record['estimate'], get_type_hints(Estimate), f'{where}estimate.')
-        estimate, loo = Estimate(**record['estimate']), record['loo']
-        if not np.isfinite([*estimate.scores, *estimate.spread, *loo]).all():
-            raise ValueError(f"texts[{i}] must hold finite numbers")
-        lengths = {len(loo), len(estimate.scores), len(estimate.spread) or len(loo)}
-        if len(lengths) > 1 or not set(estimate.exact) <= set(range(len(loo))):
-            raise ValueError(
-                f"texts[{i}] has scores, spread and LOO of different lengths, or"
-                " indices in `exact` that are out of range"
-            )
-        return cls(estimate, loo)
 
     def ratios(self) -> list[float]:
         "Return ρ_j = |LOO_j − x_j| / s_j of the tokens that are not exact."
@@ -191,7 +166,7 @@ def call_settings(
         template=info.get('template', info or None),  # or among
         special_tokens=special_ids(tokenizer),
     )
-    return as_json(settings)
+    return plain(settings)
 
 
 @dataclass(frozen=True, repr=False)
@@ -294,9 +269,23 @@ class Calibration(Record):
     def _unpack(cls, fields):
         types = dict(settings=dict, texts=list[dict], copies=int)
         values = unpack_fields(cls, fields, types)
-        texts = enumerate(values['texts'])
-        values['texts'] = [CalibrationText.of_file(i, text) for i, text in texts]
-        return cls(**values)
+        texts = []
+        for i, text in enumerate(values['texts']):
+            where = f'texts[{i}].'
+            check_fields(text, dict(estimate=dict, loo=list[float]), where)
+            types = get_type_hints(Estimate)
+            check_fields(text['estimate'], types, f'{where}estimate.')
+            x, loo = Estimate(**text['estimate']), text['loo']
+            if not np.isfinite([*x.scores, *x.sd, *loo]).all():
+                raise ValueError(f"texts[{i}] must hold finite numbers")
+            lengths = {len(loo), len(x.scores), len(x.sd) or len(loo)}
+            if len(lengths) > 1 or not set(x.exact) <= set(range(len(loo))):
+                raise ValueError(
+                    f"texts[{i}] has scores, sd and LOO of different lengths, or"
+                    " indices in `exact` that are out of range"
+                )
+            texts.append(CalibrationText(x, loo))
+        return cls(**values | dict(texts=texts))
 
     def __repr__(self) -> str:
         settings, copies = self.settings, copies_note(self.copies)

@@ -12,39 +12,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ..core.files import check_fields, locked, read_content, reading
 from ..core.files import versions, write_text_atomic
+from ..records.base import plain
 
 # %% auto #0
-__all__ = ['as_json', 'stored_path', 'read_json', 'Results', 'read_results']
+__all__ = ['stored_path', 'read_json', 'Results', 'read_results']
 
 # %% ../../nbs/lib/evaluate_results.ipynb #00000005
-def _json_value(value):
-    "Convert a number, an array or a path that JSON does not accept."
-    if isinstance(value, (np.generic, torch.Tensor)):
-        return value.item() if value.ndim == 0 else value.tolist()
-    if isinstance(value, Path):
-        return value.name
-    raise TypeError(f"cannot write {type(value).__name__} to JSON")
-
-
-def as_json(value: Any) -> Any:
-    "Return a value as JSON would give it back, with all its digits."
-    return json.loads(json.dumps(value, default=_json_value))
-
-
 def _rounded(value):
-    "Round floats to seven significant digits, the precision of float32."
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if np.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(v) for v in value]
-    return value
+    "Convert to JSON's types; floats have seven digits, the precision of float32."
+    text = json.dumps(plain(value))
+    return json.loads(text, parse_float=lambda digits: float(f'{float(digits):.7g}'))
+
+
+def _json_value(value):
+    "Convert a number, an array or a path; raise TypeError for other objects."
+    if isinstance(value, Path) or hasattr(value, 'tolist'):
+        return plain(value)
+    return json.dumps(value)  # which raises
 
 
 def stored_path(
@@ -74,7 +60,7 @@ class Results:
         fresh: bool = False,  # start over even if there are finished rows
     ):
         self.path = path and Path(path)
-        self.config = as_json(config)
+        self.config = json.loads(json.dumps(config, default=_json_value))
         self.versions = versions()
         self.rows = []
         self.summary = None
@@ -110,17 +96,6 @@ class Results:
             )
         return stored
 
-    def _add_rows_of_others(self):
-        "Take over the rows that another process wrote since the file was read."
-        state = self._state_of_file()
-        if state and state != self._state:
-            stored = self._read()
-            theirs = {row['i'] for row in stored['rows']}
-            own = [row for row in self.rows if row['i'] not in theirs]
-            if not own and self.summary is None:
-                self.summary = stored.get('summary')
-            self.rows = stored['rows'] + own
-
     @property
     def done(self) -> set[int]:
         "Return the indices of the examples that have a row."
@@ -133,7 +108,7 @@ class Results:
         "Append a row and write the file."
         if row.get('i') in (None, *self.done):
             raise ValueError(f"a row needs its own index 'i', got {row.get('i')}")
-        self.rows.append(_rounded(as_json(row)))
+        self.rows.append(_rounded(row))
         self.save()
 
     def extend(
@@ -164,10 +139,17 @@ class Results:
         if not self.path:
             return
         with locked(self.path):
-            self._add_rows_of_others()
+            state = self._state_of_file()
+            if state and state != self._state:  # another process wrote rows
+                stored = self._read()
+                theirs = {row['i'] for row in stored['rows']}
+                own = [row for row in self.rows if row['i'] not in theirs]
+                if not own and self.summary is None:
+                    self.summary = stored.get('summary')
+                self.rows = stored['rows'] + own
             head = {'config': self.config, 'versions': self.versions}
             if self.summary is not None:
-                head['summary'] = _rounded(as_json(self.summary))
+                head['summary'] = _rounded(self.summary)
             in_order = sorted(self.rows, key=lambda row: row['i'])
             rows = ',\n'.join('  ' + json.dumps(row) for row in in_order)
             open_head = json.dumps(head, indent=1).removesuffix('\n}')
@@ -184,16 +166,11 @@ def read_results(
         raise FileNotFoundError(f"no results at {path}: run `lrp_loo reproduce` first")
     with reading(path, 'is not a results file'):
         content = read_json(path)
-        _check_content(content)
+        check_fields(content, dict(config=dict, versions=dict, rows=list[dict]))
+        check_fields(dict(summary={}) | content, dict(summary=dict))
+        types = dict(i=int)
+        if any('methods' in row for row in content['rows']):
+            types['methods'] = dict[str, dict]
+        for k, row in enumerate(content['rows']):
+            check_fields(dict(i=0) | row, types, f'rows[{k}].')
     return content
-
-
-def _check_content(content):
-    "Raise ValueError, with the field, unless `Results` writes such content."
-    check_fields(content, dict(config=dict, versions=dict, rows=list[dict]))
-    check_fields(dict(summary={}) | content, dict(summary=dict))
-    types = dict(i=int)
-    if any('methods' in row for row in content['rows']):
-        types['methods'] = dict[str, dict]
-    for k, row in enumerate(content['rows']):
-        check_fields(dict(i=0) | row, types, f'rows[{k}].')

@@ -105,48 +105,45 @@ class BatchWorker:
 
     def __call__(
         self,
-        batch: pa.Table,  # columns index (int), text (str)
+        batch: dict[str, list],  # index (int), text (str)
     ) -> pa.Table:  # see SCHEMA
         "Compute exact LOO and every method for each text."
-        columns = batch.to_pydict()
-        texts = [tuple(t) if isinstance(t, list) else t for t in columns['text']]
+        texts = batch['text']
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments)
         rows = [
-            dict(index=i) | self._row(text, name, maps[name][k], loos[k])
-            for k, (i, text) in enumerate(zip(columns['index'], texts))
-            for name in self.methods
+            dict(
+                index=i,
+                text_sha256=_sha256(text),
+                method=name,
+                target=a.target,
+                logit=loo.logit,
+                tokens=a.tokens,
+                is_special=a.is_special.tolist(),
+                scores=a.scores.tolist(),
+                loo=loo.scores.tolist(),
+                r=correlations_with_loo(a, loo)['r'],
+                model=self.label,
+                worker=os.getpid(),
+            )
+            for i, text, loo, *by_method in zip(
+                batch['index'], texts, loos, *maps.values()
+            )
+            for name, a in zip(maps, by_method)
         ]
         return pa.Table.from_pylist(rows, SCHEMA)
 
     def write(
         self,
-        batch: pa.Table,  # see `__call__`
+        batch: dict[str, list],  # see `__call__`
         out: Path,  # the folder
     ) -> None:
         "Compute the rows of a batch and write a file, named by its texts' indices."
         rows = self(batch)
-        indices = str(batch['index'].to_pylist()).encode()
-        name = f'{hashlib.sha256(indices).hexdigest()[:16]}.parquet'
+        name = f"{_sha256(str(batch['index']))}.parquet"
         with whole_file(out / name) as tmp:
             pq.write_table(rows, tmp, write_page_checksum=True)
-
-    def _row(self, text, name, a, loo):
-        "Return a row of SCHEMA for a text and a method, without the index."
-        return dict(
-            text_sha256=_sha256(text),
-            method=name,
-            target=a.target,
-            logit=loo.logit,
-            tokens=a.tokens,
-            is_special=a.is_special.tolist(),
-            scores=a.scores.tolist(),
-            loo=loo.scores.tolist(),
-            r=correlations_with_loo(a, loo)['r'],
-            model=self.label,
-            worker=os.getpid(),
-        )
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #0000000b
 def read_sweep(
@@ -218,16 +215,6 @@ def sweep_table(
     table = pd.DataFrame(table).T.rename_axis('method')
     table = table.astype({'n': int, 'n_undefined': int})
     return audit_table(table, [], {}, n_copies)
-
-
-def _check_folder(out):
-    "Raise ValueError for a folder with files that `sweep` did not write."
-    names = os.listdir(out) if out.is_dir() else []
-    if 'sweep.json' not in names and any(f.endswith('.parquet') for f in names):
-        raise ValueError(
-            f"{out.name!r} holds parquet files and no sweep.json, so `sweep`"
-            " did not write it; choose another output folder"
-        )
 
 
 def _missing_indices(out, texts, methods, tables):
@@ -312,8 +299,14 @@ def _compute_by_ray(batches, out, options, progress, workers):
         list(progress_bar(done, progress, total=len(batches), desc='sweep'))
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
-def _check_run(texts, is_loaded, batch_size, engine, workers):
+def _check_run(texts, is_loaded, batch_size, engine, workers, out):
     "Raise an error for wrong arguments, before a model is loaded."
+    names = os.listdir(out) if out.is_dir() else []
+    if 'sweep.json' not in names and any(f.endswith('.parquet') for f in names):
+        raise ValueError(
+            f"{out.name!r} holds parquet files and no sweep.json, so `sweep`"
+            " did not write it; choose another output folder"
+        )
     if any(map(is_encoding, texts)):
         raise TypeError(
             "a sweep takes texts, by which it identifies its rows; got an encoding"
@@ -332,28 +325,6 @@ def _check_run(texts, is_loaded, batch_size, engine, workers):
         )
     if engine == 'ray':
         needs('ray', 'ray')
-
-
-def _batches(texts, encs, indices, batch_size):
-    "Return batches as tables, the longest texts first."
-    lengths = {i: encs[i]['input_ids'].shape[1] for i in indices}
-    order = sorted(indices, key=lengths.get, reverse=True)
-    parts = [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
-    return [
-        pa.table(dict(index=pa.array(part, pa.int64()), text=[texts[i] for i in part]))
-        for part in parts
-    ]
-
-
-def _class_index(target):
-    "Return the class index of a `Target`; None: the predicted class."
-    index = describe_target(target).get('index')
-    if not isinstance(index, int | None) or describe_target(target).keys() - {'index'}:
-        raise ValueError(
-            f"target={target!r} of a sweep must be a class index,"
-            " or None for each text's predicted class"
-        )
-    return index
 
 
 @keeps_rows_in('out')
@@ -386,8 +357,7 @@ def sweep(
     texts, methods = as_texts(texts), as_methods(method)
     out = Path(out).expanduser().resolve()
     is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
-    _check_run(texts, is_loaded, batch_size, engine, workers)
-    _check_folder(out)
+    _check_run(texts, is_loaded, batch_size, engine, workers, out)
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
@@ -396,11 +366,14 @@ def sweep(
     move_to = None if device == 'auto' or engine == 'ray' else device
     cut = dict(device=move_to, truncation=truncation, max_length=max_length)
     inputs = CallInputs.from_args(loaded, tokenizer, texts, target, **cut)
-    common = dict(
-        target=_class_index(inputs.common_target('a sweep')),
-        truncation=truncation,
-        max_length=max_length,
-    )
+    target = inputs.common_target('a sweep')
+    index = describe_target(target).get('index')
+    if not isinstance(index, int | None) or describe_target(target).keys() - {'index'}:
+        raise ValueError(
+            f"target={target!r} of a sweep must be a class index,"
+            " or None for each text's predicted class"
+        )
+    common = dict(target=index, truncation=truncation, max_length=max_length)
     config = dict(  # what all rows of a folder have in common
         experiment='sweep',
         model=describe_model(inputs.model, label),
@@ -416,7 +389,11 @@ def sweep(
         for path, table in tables.items():
             if fresh or table is None:
                 path.unlink()
-        batches = _batches(texts, inputs.encs, missing, batch_size)
+        lengths = [enc['input_ids'].shape[1] for enc in inputs.encs]
+        missing.sort(key=lambda i: -lengths[i])  # the longest texts first
+        starts = range(0, len(missing), batch_size)
+        parts = [missing[start : start + batch_size] for start in starts]
+        batches = [dict(index=part, text=[texts[i] for i in part]) for part in parts]
         record.save()
         options = common | dict(method=methods, device=device)
         if batches and engine == 'plain':

@@ -14,10 +14,11 @@ import pandas as pd
 from ..core.arguments import OneMethod
 from ..methods.table import as_method
 from ..records.base import Record, in_lines, plain, unpack_fields
+from ..records.display import LEAST_EFFECT
 from ..core.stats import FEWEST_TOKENS, paired_difference, per_text
 
 # %% auto #0
-__all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'is_reference', 'Verdict', 'verdict']
+__all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'rows_with_effect', 'is_reference', 'Verdict', 'verdict']
 
 # %% ../../nbs/lib/evaluate_verdict.ipynb #00000006
 # with fewer texts the intervals of a mean r cover skewed r in fewer than nine
@@ -25,6 +26,21 @@ __all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'is_reference', 'Verdict', 'verdic
 FEWEST_TEXTS = 5
 LEAST_TRUSTED_R = 0.5  # lowest mean r of a trusted method
 _MEAN = "{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def rows_with_effect(
+    rows: list[dict[str, Any]],  # see `faithfulness_rows`; with `largest`
+) -> list[dict[str, Any]]:
+    """Return the rows of texts in which a token has an effect: the largest LOO is at
+    least 1 % of the standard deviation of f over the texts, each whole and without its
+    strongest token (texts predicted alike may differ by nothing else); of |f(x)|, which
+    depends on a constant in f, if there is one text.
+    """
+    if not all('largest' in row for row in rows):
+        return rows
+    f, change = (np.array([row[k] for row in rows]) for k in ('logit', 'largest'))
+    spread = np.std([f, f - change]) if len(rows) > 1 else np.abs(f)
+    return [row for row, x in zip(rows, change) if abs(x) >= LEAST_EFFECT * spread]
 
 
 def is_reference(method: OneMethod, options: Mapping[str, Any]) -> bool:
@@ -54,11 +70,13 @@ class Verdict(Record, dict[str, Any]):
         return in_lines(self['sentence'])
 
 
-def _left_out(n_undefined, never_defined):
+def _left_out(n_no_effect, n_undefined, never_defined):
     "Return a note in brackets on the texts and methods that are left out."
     parts = []
+    if n_no_effect:
+        parts = [f'{n_no_effect} left out, where no single word changes the answer']
     if n_undefined:
-        parts = [f'{n_undefined} left out, where r is not defined for every method']
+        parts += [f'{n_undefined} left out, where r is not defined for every method']
     if never_defined:
         parts.append(f"{', '.join(never_defined)} left out, whose r is defined on none")
     return f" ({'; '.join(parts)})" if parts else ''
@@ -100,13 +118,13 @@ def verdict(
     # see `faithfulness_rows`, as in `results` of `audit`; or the table of `audit`
     rows: list[dict[str, Any]] | pd.DataFrame,
     model: str = 'this model',  # the model's name in the sentence
-    # sentence, method (None if there are too few texts), mean, low, high, n;
-    # n_left_out, left_out; with a second method runner_up and gain,
-    # gain_low, gain_high
+    # sentence, method (None if there are too few texts), best (the method, None if
+    # its mean r is below LEAST_TRUSTED_R), mean, low, high, n; n_no_effect,
+    # n_left_out, left_out; with a second method runner_up and gain, gain_low, gain_high
 ) -> Verdict:
     """Return which method to trust on this model, in one sentence with intervals.
-    Methods are ranked on the texts where r is defined for all. Exact LOO is no
-    candidate.
+    Methods are ranked on the texts that have an effect, where r is defined for all.
+    Exact LOO and methods that are exact on all these texts are no candidates.
     """
     if isinstance(rows, pd.DataFrame):
         if rows.attrs.get('verdict'):
@@ -118,27 +136,41 @@ def verdict(
     candidates = [m for m in rows[0]['methods'] if m != 'loo']
     if not candidates:
         raise ValueError("a verdict needs a method besides loo")
-    r = pd.DataFrame({m: per_text(rows, m, 'loo_r') for m in candidates})
+    exact = [m for m in candidates if all(x['methods'][m].get('exact') for x in rows)]
+    kept = rows_with_effect(rows)
+    r = {m: per_text(kept, m, 'loo_r') for m in candidates if m not in exact}
+    r = pd.DataFrame(r)
     never_defined = list(r.columns[r.isna().all()])
     r = r.drop(columns=never_defined)
     n_left_out = int(r.isna().any(axis=1).sum())
     r = r.dropna() if len(r.columns) else r[:0]
-    numbers = dict(method=None, left_out=never_defined, n_left_out=n_left_out)
+    n_no_effect = len(rows) - len(kept)
+    numbers = dict(method=None, best=None, left_out=never_defined)
+    numbers |= dict(n_left_out=n_left_out, n_no_effect=n_no_effect)
     numbers |= dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
     r = r[sorted(r.columns, key=lambda m: -r[m].mean())]
-    left_out = _left_out(n_left_out, never_defined)
+    left_out = _left_out(n_no_effect, n_left_out, never_defined)
     if len(r):
         numbers |= paired_difference(r.iloc[:, 0].to_numpy(), np.zeros(len(r)), (-1, 1))
+    sentence = (
+        f"{', '.join(exact)}: exact LOO on all {len(rows)} texts." if exact else ''
+    )
+    if len(exact) == len(candidates):
+        return Verdict(numbers | dict(sentence=sentence))
     if len(r) < FEWEST_TEXTS:
-        sentence = (
-            f"Too few texts to tell on {model} ({len(r)}): it takes {FEWEST_TEXTS} on"
-            " which r with exact LOO is defined for every method (by at least"
-            f" {FEWEST_TOKENS} content tokens and maps that are not constant)."
+        compared = dict(
+            sentence=f"Too few texts to tell on {model} ({len(r)}): it takes"
+            f" {FEWEST_TEXTS} on which r with exact LOO is defined for every method (by"
+            f" at least {FEWEST_TOKENS} content tokens and maps that are not constant)"
+            f"{left_out}."
         )
         if len(r):
-            mean = f"{numbers['mean']:.2f}{left_out}"
-            sentence += f" So far {r.columns[0]} has the highest mean, {mean}."
-        return Verdict(numbers | dict(sentence=sentence))
-    numbers['method'] = r.columns[0]
-    by_method = {m: r[m].to_numpy() for m in r}
-    return Verdict(numbers | _comparison(model, by_method, numbers, left_out))
+            highest = f"{r.columns[0]} has the highest mean, {numbers['mean']:.2f}"
+            compared['sentence'] += f" So far {highest}."
+    else:
+        numbers['method'] = first = r.columns[0]
+        numbers['best'] = first if numbers['mean'] >= LEAST_TRUSTED_R else None
+        by_method = {m: r[m].to_numpy() for m in r}
+        compared = _comparison(model, by_method, numbers, left_out)
+    sentence = f"{compared['sentence']} {sentence}".strip()
+    return Verdict(numbers | compared | dict(sentence=sentence))

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['is_single_input', 'as_list', 'prepare_model', 'has_vocabulary', 'class_names', 'resolve_target', 'targets_of_texts',
-           'group_by_target', 'content_entries', 'mark_content', 'CallInputs']
+           'group_by_target', 'content_entries', 'CallInputs']
 
 # %% ../../nbs/lib/inputs_call.ipynb #00000002
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,31 +17,14 @@ import torch
 from ..core.arguments import Model, Texts, Tokenizer
 from ..core.tensors import resolve_device
 from .targets import Target, TargetOf, as_target
-from lrp_loo.inputs.units import (
-    PLACEHOLDER,
-    Units,
-    UnitsOf,
-    chat_prompt,
-    content_tokens,
-    fill_template,
-    is_chat,
-    spans_among,
-    text_units,
-    token_spans,
-)
+from .units import Units, UnitsOf, as_prompt, content_tokens, is_chat
+from .units import spans_among, text_units, token_spans
 from ..models.call import check_model
-from lrp_loo.models.encoding import (
-    MEDIA_INPUTS,
-    as_texts,
-    check_text,
-    encode,
-    is_encoding,
-    max_tokens,
-)
+from ..models.encoding import MEDIA_INPUTS, as_texts, check_text, encode
+from ..models.encoding import is_encoding, max_tokens
 from ..models.objects import unwrap
 from ..models.parts import Parts, resolve_parts
 from ..models.structure import input_embeddings
-from ..records import Attribution
 
 # %% ../../nbs/lib/inputs_call.ipynb #00000010
 def is_single_input(
@@ -82,19 +66,24 @@ def prepare_model(
     return model, tokenizer
 
 
+def _is_text(enc, text):
+    "Return True for a text (or a pair) alone, that was not given as an encoding."
+    return (
+        'input_ids' in enc and not MEDIA_INPUTS & enc.keys() and not is_encoding(text)
+    )
+
+
 def _encode(model, tokenizer, text, prompt, truncation, max_length):
     """Return the encoded text, and `token_spans`; None for them with an image, an
     encoding or a slow tokenizer.
     """
     source = text if prompt is None else prompt.source(tokenizer)
     enc = encode(model, tokenizer, source, truncation, max_length)
-    if 'input_ids' not in enc or MEDIA_INPUTS & enc.keys() or is_encoding(text):
-        return enc, None
     parts = text if isinstance(text, tuple) else (text,)
-    try:
-        return enc, token_spans(tokenizer, parts, enc['input_ids'][0].cpu())
-    except ValueError:
-        return enc, None
+    with contextlib.suppress(ValueError):
+        if _is_text(enc, text):
+            return enc, token_spans(tokenizer, parts, enc['input_ids'][0].cpu())
+    return enc, None
 
 
 def _of_each(function, *lists):
@@ -133,13 +122,11 @@ def _token_id(tokenizer, target):
     ids = tokenizer(target, add_special_tokens=False)['input_ids']
     if len(ids) == 1:
         return ids[0]
-    message = (
+    or_id = f", or its id, target={int(target)}" if _is_integer(target) else ''
+    raise ValueError(
         f"target={target!r} is {len(ids)} tokens for this tokenizer,"
-        f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token"
+        f" {tokenizer.convert_ids_to_tokens(ids)}; a target is one token{or_id}"
     )
-    if _is_integer(target):
-        message += f", or its id, target={int(target)}"
-    raise ValueError(message)
 
 
 def _class_index(model, target):
@@ -192,9 +179,8 @@ def resolve_target(
         return tuple(map(resolve, target))
     if not isinstance(target, str):
         return target
-    if has_vocabulary(model):
-        return _token_id(tokenizer, target)
-    return _class_index(model, target)
+    is_token = has_vocabulary(model)
+    return _token_id(tokenizer, target) if is_token else _class_index(model, target)
 
 
 def _check_one_per_text(name, values, n_texts, hint):
@@ -255,23 +241,17 @@ def _units_per_text(units, n_texts):
     return units
 
 
-def _units_of_texts(tokenizer, encs, texts, token_spans, per_text, content):
-    "Return the `Units` of each text; None if its units are tokens or patches."
-    resolved = []
-    for enc, text, spans, kind, span in zip(
-        encs, texts, token_spans, per_text, content
-    ):
-        if isinstance(kind, str) and kind == 'token':
-            resolved.append(None)
-            continue
-        if 'input_ids' not in enc or MEDIA_INPUTS & enc.keys() or is_encoding(text):
-            raise ValueError(
-                f"units={kind!r} are found in a text, and this one was given as an"
-                " encoding, an image or with one; give the text alone, or take"
-                " units='token', a score for each position"
-            )
-        resolved.append(text_units(tokenizer, enc, text, kind, span, spans=spans))
-    return resolved
+def _units_of_text(tokenizer, enc, text, kind, content, spans):
+    "Return the `Units` of a text; None if its units are tokens or patches."
+    if isinstance(kind, str) and kind == 'token':
+        return None
+    if not _is_text(enc, text):
+        raise ValueError(
+            f"units={kind!r} are found in a text, and this one was given as an"
+            " encoding, an image or with one; give the text alone, or take"
+            " units='token', a score for each position"
+        )
+    return text_units(tokenizer, enc, text, kind, content, spans=spans)
 
 
 def content_entries(
@@ -284,16 +264,6 @@ def content_entries(
     is_content = torch.zeros(len(units), dtype=torch.bool)
     is_content[units.number[content & (units.number >= 0)]] = True
     return is_content
-
-
-def mark_content(
-    a: Attribution,  # changed in place
-    content: torch.Tensor | None,  # (n_tokens,) bool; None changes nothing
-    units: Units | None = None,  # the text's units, if its scores are by unit
-) -> None:
-    "Set `a.is_content`."
-    if content is not None:
-        a.is_content = content_entries(content, units) & ~a.is_special
 
 
 def _check_content(texts, template, among, truncation):
@@ -340,17 +310,6 @@ def _compared(texts, encs, limit):
     return max(choice, key=lambda item: item[0], default=())[1:]
 
 
-def _prompts(model, tokenizer, texts, template):
-    "Return the `Prompt` of each text, or chat; None for texts without a template."
-    if template is not None:
-        return _of_each(
-            lambda t: fill_template(template, {PLACEHOLDER: t}, tokenizer, model), texts
-        )
-    if any(map(is_chat, texts)):
-        return _of_each(lambda t: chat_prompt(t, tokenizer, model), texts)
-    return [None] * len(texts)
-
-
 @dataclass(frozen=True)
 class CallInputs:
     "Validated arguments of a call, built first by every public function."
@@ -387,15 +346,17 @@ class CallInputs:
         texts = as_list(texts)
         model, tokenizer = prepare_model(model, tokenizer, texts, device)
         per_text = _units_per_text(units, len(texts))
-        content_spans, info = [None] * len(texts), {}
-        has_chats = any(map(is_chat, texts))
+        prompts = content_spans = [None] * len(texts)
+        info, has_chats = {}, any(map(is_chat, texts))
         if template is not None or among is not None or has_chats:
             _check_content(texts, template, among, truncation)
-        prompts = _prompts(model, tokenizer, texts, template)
         if among is not None:
             content_spans = [spans_among(*pair) for pair in zip(texts, among)]
             info = dict(among=True)
-        elif prompts[0] is not None:
+        elif template is not None or has_chats:
+            prompts = _of_each(
+                lambda text: as_prompt(text, tokenizer, model, template), texts
+            )
             per_text = [p.shifted(kind) for p, kind in zip(prompts, per_text)]
             texts = [p.text for p in prompts]
             content_spans = [list(p.spans.values()) for p in prompts]
@@ -420,24 +381,14 @@ class CallInputs:
         if parts:
             per_text = [parts] * len(texts)
         else:
-            of_texts = (encs, texts, spans, per_text, content_spans)
-            per_text = _units_of_texts(tokenizer, *of_texts)
+            of_texts = zip(encs, texts, per_text, content_spans, spans)
+            per_text = [_units_of_text(tokenizer, *x) for x in of_texts]
         if info and not parts:
             of_texts = zip(encs, texts, content_spans, spans)
             content = [content_tokens(tokenizer, *x, has_chats) for x in of_texts]
         return cls(
             model, tokenizer, texts, encs, spans, targets, per_text, content, info
         )
-
-    def annotate(
-        self,
-        a: Attribution,
-        i: int,  # index of its text
-    ) -> Attribution:  # `a`, changed in place
-        "Store the content mask and the template in a record; return the record."
-        mark_content(a, self.content[i], self.units[i])
-        a.info |= self.info
-        return a
 
     def common_target(
         self,

@@ -19,7 +19,7 @@ import torch
 from ..core.hooks import forward_hooks
 from ..core.tensors import one_text
 from .targets import OneTarget, Readout, as_target, output_field
-from ..models.call import any_modified, changed_modules, depends_on_batch
+from ..models.call import any_modified, depends_on_batch, modules_with_hooks
 from ..models.structure import forward_arguments
 
 # %% ../../nbs/lib/inputs_scores.ipynb #0000000e
@@ -88,9 +88,7 @@ class GeneratedReadout(Readout):
         "Return the index of the token whose row predicts the i-th generated token."
         return self.n_prompt + i - 1
 
-    def probability(
-        self, i: int, value: float, alone: bool | None = False
-    ) -> float | None:
+    def probability(self, i: int, value: float, alone: bool = False) -> float | None:
         "Return the i-th token's probability; None if its logit is explained."
         return math.exp(value) if self.log_prob else None
 
@@ -121,24 +119,6 @@ def reads_logits(
     return not callable(target) and target.output in (None, 'logits')
 
 
-def _may_skip_rows(model, target):
-    "Return True for an unmodified class of READ_FIRST_ROW whose logits are explained."
-    is_transformers = type(model).__module__.startswith('transformers.models.')
-    if not is_transformers or type(model).__name__ not in READ_FIRST_ROW:
-        return False
-    config = model.config
-    changes_shape = config.output_hidden_states or config.chunk_size_feed_forward
-    if model.training or changes_shape or config.is_decoder:
-        return False
-    # the modules that get one row instead of all, and those around them
-    base = model.base_model
-    modules = [model, base, base.encoder, *base.encoder.layer[-1].modules()]
-    modules += model.classifier.modules()
-    if getattr(base, 'pooler', None) is not None:
-        modules += base.pooler.modules()
-    return reads_logits(target) and not any_modified(model, modules)
-
-
 @contextlib.contextmanager
 def read_row_only(
     model: torch.nn.Module,  # nothing changes for a class not in READ_FIRST_ROW
@@ -147,7 +127,14 @@ def read_row_only(
     """Open a context in which only the row that the classifier reads is computed
     after the last layer's attention. Logits and gradients stay the same.
     """
-    if not _may_skip_rows(model, target):
+    is_transformers = type(model).__module__.startswith('transformers.models.')
+    is_known = is_transformers and type(model).__name__ in READ_FIRST_ROW
+    if not is_known or not reads_logits(target) or any_modified(model):
+        yield
+        return
+    config = model.config
+    changes_shape = config.output_hidden_states or config.chunk_size_feed_forward
+    if model.training or changes_shape or config.is_decoder:
         yield
         return
 
@@ -170,7 +157,7 @@ def last_rows_only(
         return {}
     # a foreign hook on the head may read any row
     parts = (model, *model.children())
-    listened = changed_modules(model).listened
+    listened = modules_with_hooks(model)
     may_read_all = any(m in listened or 'forward' in vars(m) for m in parts)
     if may_read_all or any_modified(model, ()) or depends_on_batch(model):
         return {}
@@ -189,8 +176,7 @@ class Scores:
     values: torch.Tensor  # (n_texts,) the explained numbers
     readout: Readout  # reads the explained number of each text
     info: list = None  # a dict per text, or one for all: for `Attribution.info`
-    # per text: the state from which more passes continue, or None
-    partial_estimates: list = None
+    partial_estimates: list = None  # per text: where more passes continue, or None
     in_one_batch: bool = True  # False: each text was computed by itself
 
     def __post_init__(self):

@@ -40,8 +40,7 @@ class Target:
     # entries of the output to choose from, instead of `index`: the likeliest of
     # them minus the next likeliest is explained
     among: tuple = None
-    # read the entry's log-probability (nats) instead of its logit
-    log_prob: bool = False
+    log_prob: bool = False  # read the log-probability (nats) instead of the logit
 
     def __post_init__(self):
         index, among = self.index, self.among
@@ -69,12 +68,7 @@ class Target:
 
 
 OneTarget: TypeAlias = Union[
-    None,
-    int,
-    str,
-    tuple[Union[int, str], Union[int, str]],
-    Target,
-    Callable[[Any], torch.Tensor],
+    None, int, str, tuple[int | str, int | str], Target, Callable[[Any], torch.Tensor]
 ]
 # one target for all texts, or one per text
 TargetOf: TypeAlias = Union[OneTarget, Sequence[OneTarget], torch.Tensor, np.ndarray]
@@ -169,15 +163,6 @@ def _is_output_of(outputs, *kinds):
     return any(kind in type(outputs).__name__ for kind in kinds)
 
 
-def _answer_kind(outputs, name):
-    "Return 'start' or 'end' if a row's entries are places in the text, else None."
-    if name is None and _field(outputs, 'logits') is None:
-        name = 'start_logits'
-    if name not in ANSWERS or _field(outputs, name) is None:
-        return None
-    return name.removesuffix('_logits')
-
-
 def _nth_token(
     mask,  # (batch, T) 1 for a token, 0 for padding
     n,  # counted from 0; negative: from the text's end
@@ -190,8 +175,7 @@ def _nth_token(
             f"position={n} is not in the text, which has {shortest} tokens"
         )
     index = lengths + n if n < 0 else torch.full_like(lengths, n)
-    is_nth = mask.cumsum(1) == index[:, None] + 1
-    return (is_nth & (mask != 0)).long().argmax(1)
+    return (mask.cumsum(1) == index[:, None] + 1).long().argmax(1)
 
 
 def _mask_position(ids, mask_id, outputs, shape):
@@ -200,6 +184,11 @@ def _mask_position(ids, mask_id, outputs, shape):
         "take target=Target(position=...), counted from 0, or negative from the"
         " text's end"
     )
+    if _is_output_of(outputs, 'TokenClassif'):
+        hint += (
+            ", such as Target('B-LOC', position=2); explain_entities explains each"
+            " entity that a tagger finds"
+        )
     if not _is_output_of(outputs, 'MaskedLM'):
         raise ValueError(
             f"this output has a row per token, shape {tuple(shape)}, and does not"
@@ -268,7 +257,7 @@ def _check_function_value(value, outputs):
 
 
 # attributes of a readout that have an entry per text, or are None
-PER_TEXT = ('position', 'in_front', 'log_sum')
+PER_TEXT = ('position', 'in_front', 'log_sum', 'predicted')
 
 
 class Readout:
@@ -276,6 +265,7 @@ class Readout:
     the complete texts, then reads the number from any variants of them.
     """
 
+    index = ()  # (batch,) entries: one, or two for a difference
     # (batch,) the row that is read, if the output has a row per token
     position = None
     # (batch,) number of output rows before the text's first, for virtual tokens
@@ -285,9 +275,9 @@ class Readout:
     answer = None
     is_bare_tensor = False  # True for a bare tensor, an output without a class
     is_features = False  # True for a field whose entries have no names
-    # (batch,) log Σ exp over the row that is read, if its entries are classes or
-    # tokens of a vocabulary
-    log_sum = None
+    # (batch,) log Σ exp over the row that is read, and its largest entry, if the
+    # entries are classes or tokens of a vocabulary
+    log_sum = predicted = None
 
     def __init__(
         self,
@@ -314,7 +304,8 @@ class Readout:
             rows = x[torch.arange(len(x)), self.position]  # [batch, n]
         else:
             rows = x
-            self.answer = _answer_kind(outputs, target.output)
+            name = _field_name(outputs, target.output)
+            self.answer = name.removesuffix('_logits') if name in ANSWERS else None
         if target.log_prob and (self.answer or rows.shape[-1] == 1):
             raise ValueError(
                 "log_prob=True is for one of several classes or vocabulary entries, and"
@@ -327,6 +318,7 @@ class Readout:
         if self.is_bare_tensor or is_logits and _is_output_of(outputs, *NAMES_CLASSES):
             self.log_sum = rows.float().logsumexp(-1)
             self.n_entries = rows.shape[-1]
+            self.predicted = rows.argmax(-1) if self.n_entries > 1 else None
 
     def find_rows(self, x: torch.Tensor, batch: dict, outputs: Any) -> None:
         "Set `position`: the row of each text that is read."
@@ -364,8 +356,6 @@ class Readout:
     ) -> 'Readout':
         "Return one readout of all texts."
         whole = copy(readouts[0])
-        if callable(whole.target):
-            return whole
         parts = zip(*(readout.index for readout in readouts))
         whole.index = [torch.cat(entries) for entries in parts]
         for name in PER_TEXT:
@@ -376,11 +366,10 @@ class Readout:
     def of_text(self, i: int) -> 'Readout':
         "Return the readout of one text of the batch."
         one = copy(self)
-        if not callable(self.target):
-            one.index = [entry[i : i + 1] for entry in self.index]
-            for name in PER_TEXT:
-                if getattr(self, name) is not None:
-                    setattr(one, name, getattr(self, name)[i : i + 1])
+        one.index = [entry[i : i + 1] for entry in self.index]
+        for name in PER_TEXT:
+            if getattr(self, name) is not None:
+                setattr(one, name, getattr(self, name)[i : i + 1])
         return one
 
     @property
@@ -397,8 +386,7 @@ class Readout:
     def __call__(
         self,
         outputs: Any,  # of any variants
-        # (n,) index of each variant's text; None: one variant per text
-        rows: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,  # (n,) each variant's text; None: its own
         at_end: bool = False,  # tokens were dropped: read the last row
     ) -> torch.Tensor:  # (n,)
         "Read the number of each variant."

@@ -15,7 +15,7 @@ from ..models.multipart import MultiPartModel
 from ..models.structure import input_embeddings
 
 # %% auto #0
-__all__ = ['ROUNDING', 'spread', 'agree', 'probe_indices', 'check_hidden']
+__all__ = ['ROUNDING', 'spread', 'agree', 'check_hidden']
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000005
 # units in the last place of the largest value: two orders of summation differ
@@ -47,21 +47,6 @@ def agree(
     rounding = ROUNDING * torch.finfo(expected.dtype).eps * largest
     error = float((values - expected).nan_to_num().abs().max())
     return error <= tol * scale + rounding
-
-
-def probe_indices(
-    keep: torch.Tensor,  # (n, T) bool, a variant per row
-) -> torch.Tensor:  # up to four row indices
-    """Return variants on which an error would show: the earliest and the latest gap,
-    one in the middle, most removed.
-    """
-    removed = (~keep).long()
-    first = removed.argmax(1)
-    last = removed.shape[1] - 1 - removed.flip(1).argmax(1)
-    last = last.masked_fill(removed.sum(1) == 0, 0)
-    middle = first.argsort()[len(first) // 2]
-    chosen = [first.argmin(), last.argmax(), middle, removed.sum(1).argmax()]
-    return torch.stack(chosen).unique()
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000007
 def _unused_id(model, ids):

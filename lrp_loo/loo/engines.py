@@ -5,7 +5,6 @@
 # %% ../../nbs/lib/loo_engines.ipynb #80a1db9b
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from lrp_loo.inputs.scores import (
     reads_logits,
 )
 from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
-from .checks import agree, check_hidden, probe_indices, spread
+from .checks import agree, check_hidden, spread
 from .removals import AttentionMask, EncodedText, Fill, Removal, as_removal
 from lrp_loo.loo.states import (
     PER_TOKEN,
@@ -35,7 +34,6 @@ from lrp_loo.loo.states import (
     mixes_only_in_attention,
     rows_in_pass,
     rows_read,
-    similar_sizes,
     why_no_states,
 )
 from ..models.call import any_modified, check_finite, forward
@@ -43,8 +41,8 @@ from ..models.encoding import TOKEN_BUDGET, attended_tokens
 from ..models.structure import device_of
 
 # %% auto #0
-__all__ = ['BY_MASK', 'MIN_STORED', 'N_COMPARED', 'OTHER_STRUCTURE', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole',
-           'Variants', 'subset_values', 'read_variants', 'read_subsets']
+__all__ = ['BY_MASK', 'MIN_STORED', 'OTHER_STRUCTURE', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole', 'Variants',
+           'read_variants', 'read_subsets']
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Variants:
 
     whole: WholeText
     keep: torch.Tensor  # (n, T) bool
-    options: SubsetOptions
+    options: SubsetOptions = BY_MASK
 
     def __post_init__(self):
         whole, removal = self.whole, self.options.removal
@@ -163,6 +161,7 @@ class Variants:
                     self.options.progress(len(batch))
         return torch.cat(values)[torch.cat(order).argsort()]
 
+    @torch.no_grad()
     def compute(self) -> torch.Tensor:  # (n,)
         "Return f of all variants; check them unless only attention mixes tokens."
         model, removal = self.whole.model, self.options.removal
@@ -199,8 +198,6 @@ class Variants:
 # %% ../../nbs/lib/loo_engines.ipynb #0000000e
 # tokens times hidden size; in smaller texts, stored states save no time
 MIN_STORED = 10_000
-# number of variants that are compared with the model's own forward
-N_COMPARED = 4
 # errors of a model whose layers are not as stored states need them
 OTHER_STRUCTURE = (ValueError, RuntimeError, TypeError, AttributeError, StopIteration)
 
@@ -216,16 +213,6 @@ def _rows_by_states(model, enc, keep, target):
     # a row that sees no key is left to the model
     seen = keep[:, : read[0] + 1] if causal else keep
     return changed_rows(keep, read, causal) if seen.any(1).all() else None
-
-
-@torch.no_grad()
-def subset_values(
-    whole: WholeText,
-    keep: torch.Tensor,  # (n, T) bool: the tokens (patches) each variant keeps
-    options: SubsetOptions = BY_MASK,
-) -> torch.Tensor:  # (n,)
-    "Return the explained number of subsets of a text's tokens."
-    return Variants(whole, keep, options).compute()
 
 
 @dataclass(eq=False)
@@ -271,7 +258,7 @@ class _Text:
                 f"removal={removal.name!r} shifts the tokens after it, and the"
                 " target is at a fixed position; take 'attention_mask'"
             )
-        values = subset_values(whole, self.keep, options)
+        values = Variants(whole, self.keep, options).compute()
         if removal.by_mask and hasattr(whole.readout.target, 'total'):
             self._read_in_prefixes(whole, values)
         return self.result(whole, values)
@@ -291,7 +278,7 @@ class _Text:
         numbers, token_inputs = values[rows], per_token(self.enc)
         if target.total:  # their sum is needed: the number of each token first
             each = WholeText(self.model, self.enc, whole.output, readout)
-            numbers = subset_values(each, self.keep[rows])
+            numbers = Variants(each, self.keep[rows]).compute()
         for i in range(len(readout)):
             n = readout.place(i) + 1
             sees_none = n_seen[rows, n - 1] == 0
@@ -302,137 +289,102 @@ class _Text:
                 one = Target(readout.chosen(i), log_prob=readout.log_prob)
                 before = read_whole(self.model, prefix, one)[0]
                 keep = self.keep[rows[sees_none], :n]
-                numbers[sees_none, i] = subset_values(before, keep)
+                numbers[sees_none, i] = Variants(before, keep).compute()
         values[rows] = numbers.sum(1) if target.total else numbers
 
     def states_save_time(self):
-        "Return True if this text, read by itself, is faster with stored states."
+        "Return True if this text, read by itself, is faster by `_read_together`."
         n, n_tokens = self.keep.shape
-        cost = int(self.rows.sum()) + N_COMPARED * n_tokens
+        share = (int(self.rows.sum()) + n_tokens) / (n * n_tokens)
         is_long = n_tokens * self.model.config.hidden_size >= MIN_STORED
-        return is_long and 1.25 * cost <= n * n_tokens
+        # an encoder computes less of its first and its last layer
+        return is_long and share < 0.8 if is_causal(self.model) else share < 1.1
 
-    def can_share_batch(self):
-        "Return True for a classifier of one row, whose text can be padded and masked."
+    @property
+    def batch_key(self):
+        """Return what is equal for texts that share batches; None for a text that cannot
+        be padded: only that of a classifier of one row can.
+        """
         is_classifier = type(self.model).__name__.endswith('ForSequenceClassification')
-        if not is_classifier or not reads_logits(self.target):
-            return False
+        if self.rows is None or not is_classifier or not reads_logits(self.target):
+            return None
         # a decoder reads the last token that is no padding
         padding = self.model.config.pad_token_id
-        return padding is not None and not (self.enc['input_ids'] == padding).any()
+        if padding is None or (self.enc['input_ids'] == padding).any():
+            return None
+        return repr(getattr(self.target, 'target', self.target)), *sorted(self.enc)
 
 
-def _read_by_states(text, options, stored=None):
-    """Return the explained number of one text and of its variants; None if stored
-    states give other numbers.
-    """
-    whole, rows, hidden = text.whole, text.rows, ~text.keep
-    if whole is None:
-        given = (text.model, text.enc, text.target)
-        whole, stored = read_whole(*given, stores_states=True)
-    else:  # the last variant is the text
-        rows = torch.cat([rows, rows[:1]])
-        hidden = F.pad(hidden, (0, 0, 0, 1))
-    if stored is None or not stored.is_complete:
-        return None
-    try:
-        limits = (options.token_budget, options.progress)
-        values = stored.values(rows, hidden, whole.readout, *limits)
-    except OTHER_STRUCTURE:
-        return None
-    if text.whole is None:
-        probes = probe_indices(text.keep)
-        expected = Variants(whole, text.keep, options).values(text.keep[probes])
-        actual = values[probes]
-    else:
-        values, actual, expected = values[:-1], values[-1:], whole.value
-    agrees = agree(actual, expected, spread(values))
-    return text.result(whole, values) if agrees else None
-
-
-def _padded(masks, n_tokens):
+def _padded(masks):
     "Return one mask, with False added at the end of shorter rows."
+    n_tokens = max(m.shape[1] for m in masks)
     return torch.cat([F.pad(m, (0, n_tokens - m.shape[1])) for m in masks])
 
 
-def _stored_together(texts):
-    "Return texts, padded at the end, as one `StoredText`."
-    model, inputs = texts[0].model, pad_batch(None, [text.enc for text in texts])
-    if is_causal(model):
-        return StoredText.read(model, inputs)[0]
-    return StoredText(model, inputs, [])  # a variant computes all its rows
-
-
-def _shared_logits(texts, options, stored):
-    """Return the logits (1 + n, n_classes) of each text and its n variants, computed in
-    batches of several texts, padded at the end.
+def _read_wholes(texts, stored):
+    """Return the readout of texts, the model's output for them if it was not known,
+    and their keys and values, which an encoder's variants do not need.
     """
-    causal = is_causal(texts[0].model)
-    index = [text.index for text in texts]
-    if stored is None:
-        stored, index = _stored_together(texts), range(len(texts))
-    # the text itself is its first variant, unless an encoder's f(x) is known
-    n_first = _n_first(texts)
-    keeps = [torch.cat([torch.ones_like(t.keep[:n_first]), t.keep]) for t in texts]
-    rows = [changed_rows(keep, [-1 if causal else 0], causal) for keep in keeps]
-    counts = [len(keep) for keep in keeps]
-    text = torch.tensor(index).repeat_interleave(torch.tensor(counts))
-    is_variant = torch.cat([torch.arange(n) >= n_first for n in counts])
-    n_tokens = stored.enc['input_ids'].shape[1]
-    rows, hidden = _padded(rows, n_tokens), ~_padded(keeps, n_tokens)
-    order, logits = [], []
-    target, budget = texts[0].target, options.token_budget
-    for indices, output in stored.batches(rows, hidden, target, budget, text):
-        order.append(indices)
-        logits.append(output_field(output))
-        if options.progress is not None:
-            options.progress(int(is_variant[indices.cpu()].sum()))
-    return torch.cat(logits)[torch.cat(order).argsort()].split(counts), type(output)
-
-
-def _n_first(texts):
-    "Return 1 if f(x) is computed with the variants; a decoder's takes one row."
-    return int(texts[0].whole is None or is_causal(texts[0].model))
+    model, inputs = (
+        texts[0].model,
+        pad_batch(texts[0].model.config, [t.enc for t in texts]),
+    )
+    if texts[0].whole is not None:
+        readout = Readout.joined([text.whole.readout for text in texts])
+        stored = stored and stored.of_texts([text.index for text in texts])
+        return readout, None, stored or StoredText(model, inputs, [])
+    with read_row_only(model, texts[0].target):
+        stored, output = StoredText.read(model, inputs)
+    readout = as_readout(texts[0].target, output, inputs)
+    check_finite(readout(output))
+    return readout, output, stored
 
 
 def _read_together(texts, options, stored=None):
-    """Return the explained numbers of texts, sorted by length, and of their variants;
-    None if padding changes them. The shortest has the most padding.
+    """Return the explained numbers of texts, sorted by length, and of their variants,
+    without the rows that no variant changes; None if the model's own forward gives
+    others for the shortest text, which has the most padding.
     """
+    first, keeps = texts[0], [text.keep for text in texts]
+    counts = [len(keep) for keep in keeps]
     try:
-        logits, output_class = _shared_logits(texts, options, stored)
+        readout, output, stored = _read_wholes(texts, stored)
+        if is_causal(first.model) and not stored.is_complete:
+            return None
+        text = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
+        rows, hidden = _padded([text.rows for text in texts]), ~_padded(keeps)
+        limits = (options.token_budget, options.progress, text)
+        values = stored.values(rows, hidden, readout, *limits).split(counts)
     except OTHER_STRUCTURE:
         return None
-    results, n_first = [], _n_first(texts)
-    for text, rows in zip(texts, logits):
-        whole = text.whole
-        if n_first:
-            output = output_class(logits=rows[:1])
-            readout = as_readout(text.target, output, text.enc)
-            whole = WholeText(text.model, text.enc, output, readout)
-        first_text = torch.zeros_like(text.keep[:, 0], dtype=torch.long)
-        values = whole.readout(output_class(logits=rows[n_first:]), first_text)
-        if not results:
-            # of a decoder, the variants with the most and the fewest computed rows
-            probes = probe_indices(text.keep)[[0, -1]].unique()
-            expected = Variants(whole, text.keep, options).values(text.keep[probes])
-            if not agree(values[probes], expected, spread(values)):
-                return None
-        results.append(text.result(whole, values))
-    return results
+    wholes = []
+    for i, text in enumerate(texts):
+        of_text = output
+        if output is not None and len(texts) > 1:
+            of_text = type(output)(logits=output_field(output)[i : i + 1])
+        whole = (first.model, text.enc, of_text, readout.of_text(i))
+        wholes.append(text.whole or WholeText(*whole))
+    middle = slice(len(first.keep) // 2, len(first.keep) // 2 + 1)
+    expected = Variants(wholes[0], first.keep, options).values(first.keep[middle])
+    if not agree(values[0][middle], expected, spread(values[0])):
+        return None
+    return [t.result(whole, v) for t, whole, v in zip(texts, wholes, values)]
 
 
 def _read_in_batches(texts, options, stored=None):
-    "Return the results of texts that can share batches, as text → result."
-    shared = [t for t in texts if t.rows is not None and t.can_share_batch()]
-    shared = [t for t in shared if t.enc.keys() == shared[0].enc.keys()]
-    shared.sort(key=lambda text: text.keep.shape[1])
-    lengths = [text.keep.shape[1] for text in shared]
-    results, max_rows = {}, rows_in_pass(texts[0].model, options.token_budget)
-    for batch in similar_sizes(lengths, max_rows, growth=math.inf):
-        group = shared[batch]
-        if len(group) > 1 or group and stored is not None:
-            results |= zip(group, _read_together(group, options, stored) or [])
+    "Return the results of texts without the rows that no variant changes, by text."
+    groups, results = {}, {}
+    max_rows = rows_in_pass(texts[0].model, options.token_budget)
+    for text in sorted(texts, key=lambda text: text.keep.shape[1]):
+        groups.setdefault(text.batch_key or text, []).append(text)
+    for group in groups.values():
+        n = max(1, max_rows // group[-1].keep.shape[1])
+        for start in range(0, len(group), n):
+            some = group[start : start + n]
+            if some[0].rows is None:
+                continue
+            if len(some) > 1 or stored is not None or some[0].states_save_time():
+                results |= zip(some, _read_together(some, options, stored) or [])
     return results
 
 
@@ -448,11 +400,6 @@ def read_variants(
         text = _Text.of(whole.model, whole.enc, keep, whole.readout, removal, None)
         texts.append(replace(text, whole=whole, index=i))
     results = _read_in_batches(texts, BY_MASK, stored)
-    for text in texts:
-        if text not in results and text.rows is not None and stored is not None:
-            results[text] = _read_by_states(
-                text, BY_MASK, stored.of_texts([text.index])
-            )
     return [results.get(text) or text.read(BY_MASK) for text in texts]
 
 
@@ -481,7 +428,4 @@ def read_subsets(
         for enc, keep, target in zip(encs, keeps, targets)
     ]
     results = _read_in_batches(texts, options) if removal.by_mask else {}
-    for text in texts:
-        if text not in results and text.rows is not None and text.states_save_time():
-            results[text] = _read_by_states(text, options)
     return [results.get(text) or text.read(options) for text in texts]

@@ -19,9 +19,9 @@ from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import per_token, repeated
 from lrp_loo.models.attention import (
     NO_POSITIONS,
+    POSITIONS,
     AttentionCall,
     AttentionMode,
-    current_positions,
     float_mask,
     operation_name,
 )
@@ -73,7 +73,7 @@ class key_weights(AttentionMode):
         return softmax(input + m, *args, **kwargs)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if current_positions() is NO_POSITIONS:
+        if POSITIONS.get() is NO_POSITIONS:
             return func(*args, **(kwargs or {}))
         if operation_name(func) != 'multi_head_attention_forward':
             return super().__torch_function__(func, types, args, kwargs)
@@ -91,8 +91,10 @@ class key_weights(AttentionMode):
         front keep weight 1.
         """
         m = self.weights
-        if (positions := current_positions()) is not None:
-            m = positions.to_keys(m, 1.0)
+        if (positions := POSITIONS.get()) is not None:
+            # a key that stands for no position keeps weight 1
+            weights = m[:, positions.keys.clamp(min=0)]
+            m = torch.where(positions.keys >= 0, weights, 1.0)
         n_front = n_keys - m.shape[1]
         if not 0 <= n_front <= 2 or like.shape[0] % len(m):
             raise ValueError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +20,18 @@ from lrp_loo.inputs.scores import (
     read_row_only,
     reads_logits,
 )
+from ..core.hooks import forward_hooks
 from ..inputs.targets import OneTarget, Readout, as_target
 from ..models.attention import AttentionCall
 from ..models.call import any_modified, depends_on_batch, forward
 from ..models.encoding import TOKEN_BUDGET
-from ..models.structure import all_modules, device_of, n_layers, position_offset
+from lrp_loo.models.structure import (
+    all_modules,
+    device_of,
+    layers_of,
+    n_layers,
+    position_offset,
+)
 
 # %% auto #0
 __all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU', 'package_name', 'mixes_only_in_attention',
@@ -31,12 +39,12 @@ __all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU',
 
 # %% ../../nbs/lib/loo_states.ipynb #00000006
 # packages of transformers.models whose tokens meet in softmax attention alone
-ENCODERS = tuple('bert camembert electra roberta xlm_roberta'.split())
+ENCODERS = tuple('bert camembert electra mpnet roberta xlm_roberta'.split())
 DECODERS = tuple(
     'gemma gemma3 gpt2 gpt_neox llama mistral olmo olmo2 phi phi3 qwen2 qwen3'.split()
 )
 # the same, but their states are not stored; gemma2 and gptj have no fused attention
-OTHER_FAMILIES = 'albert distilbert gemma2 gptj modernbert mpnet'.split()
+OTHER_FAMILIES = 'albert distilbert gemma2 gptj modernbert'.split()
 # inputs that have a column for each token
 PER_TOKEN = frozenset({'input_ids', 'attention_mask', 'token_type_ids'})
 
@@ -70,15 +78,17 @@ def why_no_states(
 ) -> str:  # '' if they can
     "Return why keys and values of this model cannot be stored."
     name = type(model).__name__
-    if package_name(model) not in ENCODERS + DECODERS:
+    package = package_name(model)
+    if package not in ENCODERS + DECODERS:
         return (
             f"{name} is not of a model family whose keys and values can be stored:"
             f" {', '.join(ENCODERS + DECODERS)} (give the model inside a wrapper, such"
             " as the one that PEFT's merge_and_unload() returns)"
         )
-    is_sdpa = model.config._attn_implementation == 'sdpa'
+    # of MPNet, whose attention is never fused, rows are left out, not stored
+    is_fused = model.config._attn_implementation == 'sdpa' or package == 'mpnet'
     is_full = getattr(model, 'dtype', torch.float32).itemsize >= 4
-    if is_sdpa and is_full and not model.training and not any_modified(model):
+    if is_fused and is_full and not model.training and not any_modified(model):
         return ''
     return (
         f"keys and values of {name} can be stored only as it was loaded, without a hook,"
@@ -96,8 +106,8 @@ def rows_read(
     target = as_target(target.target if isinstance(target, Readout) else target)
     is_logits = reads_logits(target)
     if not is_causal(model):
-        reads_first = type(model).__name__ in READ_FIRST_ROW and is_logits
-        return [0] if reads_first else None
+        classes = (*READ_FIRST_ROW, 'MPNetForSequenceClassification')
+        return [0] if type(model).__name__ in classes and is_logits else None
     n, n_read = enc['input_ids'].shape[1], None
     if (getattr(model.config, 'sliding_window', None) or n) < n:
         return None  # a window of attention counts rows
@@ -165,6 +175,75 @@ class _StoredStates(_FusedAttention):
         return stored.expand(len(self.text), -1, -1, -1)
 
 
+def _projections(layer):
+    "Return the linear modules of an encoder layer's queries, keys and values."
+    linear = [m for m in layer.attention.modules() if isinstance(m, torch.nn.Linear)]
+    return linear[:3]
+
+
+class _SharedProducts(_FusedAttention):
+    """Look up an encoder's first queries, keys and values, which all variants share;
+    in its last layer compute the row that is read, without any keys and values.
+    """
+
+    def __init__(self, stored, index):
+        super().__init__()
+        self.products = stored.first_products
+        self.index = index  # (n, rows) of these products
+        # MPNet's attention is not fused
+        is_fused = package_name(stored.model) != 'mpnet'
+        layer = layers_of(stored.model).modules[-1]
+        self.last = _projections(layer) if is_fused else []
+        self.hidden = None  # what enters the last layer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.linear and id(args[1]) in self.products:
+            return F.embedding(self.index, self.products[id(args[1])])
+        if func is F.linear and any(args[1] is m.weight for m in self.last):
+            self.hidden = args[0]
+            return self.hidden
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def attend(self, call):
+        if self.hidden is None:
+            return call.compute()
+        h, (to_query, *others) = self.hidden, self.last
+        heads = len(h), call.query.shape[1], -1
+        to_keys, to_values = (m.weight.view(*heads[1:], h.shape[-1]) for m in others)
+        query = to_query(h[:, 0]).view(heads)
+        # q · (W h + b) = (Wᵀ q) · h + q · b, which is the same for all keys
+        logits = torch.einsum('nhe,hed->nhd', query, to_keys) @ h.mT * call.factor
+        if (bias := call.bias()) is not None:
+            logits = logits + bias[:, 0, :1]
+        mean = logits.softmax(-1) @ h
+        output = torch.einsum('nhd,hed->nhe', mean, to_values)
+        output = output + others[1].bias.view(heads[1:])
+        return output[:, :, None].expand_as(call.query)
+
+
+def _mpnet_hooks(model, rows, n_tokens):
+    """Return hooks that give MPNet's layers the distances between some rows of a text,
+    and the last layer's output the first row alone.
+    """
+    if package_name(model) != 'mpnet':
+        return []
+    encoder, layers = model.base_model.encoder, layers_of(model).modules
+    whole = encoder.compute_position_bias(rows.new_zeros(1, n_tokens, 1))[0]
+    # (n, heads, rows, rows)
+    bias = whole[:, rows[:, :, None], rows[:, None]].transpose(0, 1).contiguous()
+
+    def with_bias(module, args, kwargs):
+        is_bias = [torch.is_tensor(a) and a.shape == bias.shape for a in args]
+        return tuple(bias if b else a for a, b in zip(args, is_bias)), kwargs
+
+    def first_row(module, args, kwargs):
+        return tuple(a[:, :1] for a in args), kwargs
+
+    attention = layers[-1].attention
+    ends = [(m, first_row, None) for m in (attention.attn.o, attention.LayerNorm)]
+    return [(layer, with_bias, None) for layer in layers] + ends
+
+
 ROWS_ON_CPU = 1024  # rows in a forward pass: more overflow the processor's cache
 
 
@@ -182,13 +261,15 @@ def rows_in_pass(
 def similar_sizes(
     sizes: Sequence[int],  # in order
     max_rows: int,  # of one slice, each padded to its largest size
-    growth: float = 1.25,  # largest ratio of two sizes in one slice
 ) -> Iterator[slice]:
     "Yield slices of variants, sorted by row count, with similar row counts."
     start = 0
     for i, size in enumerate(sizes):
-        is_full = (i - start + 1) * size > max_rows
-        if i > start and (is_full or size > growth * sizes[start] + 8):
+        n_rows = (i - start) * sizes[i - 1]
+        # a third of a full pass is as fast a row, and needs no padding
+        ends = size > sizes[i - 1] and 3 * n_rows > max_rows
+        ends |= n_rows + size > max_rows or size > 1.25 * sizes[start] + 8
+        if i > start and ends:
             yield slice(start, i)
             start = i
     yield slice(start, len(sizes))
@@ -199,8 +280,7 @@ class StoredText:
     "One or more texts with the keys and values that each layer computed for them."
 
     model: torch.nn.Module  # a model for which `why_no_states` returns ''
-    # encoded texts (n_texts, T): one without masked tokens, or several, padded, with
-    # their position_ids
+    # encoded texts (n_texts, T): one without masked tokens, or several, padded
     enc: dict[str, torch.Tensor]
     # keys and values (n_texts, heads, T, d) of each layer
     states: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -222,6 +302,20 @@ class StoredText:
         enc = {k: v[indices, :n] for k, v in self.enc.items()}
         states = [(k[indices, :, :n], v[indices, :, :n]) for k, v in self.states]
         return StoredText(self.model, enc, states)
+
+    @cached_property
+    def first_products(self) -> dict[int, torch.Tensor]:
+        """Return the queries, keys and values (tokens, d) of an encoder's first layer,
+        each by the id of its weight.
+        """
+        base, first = self.model.base_model, layers_of(self.model).modules[0]
+        position = torch.arange(self.enc['input_ids'].shape[1], device=device_of(base))
+        inputs = {k: v for k, v in self.enc.items() if k != 'attention_mask'}
+        inputs['position_ids'] = position[None] + position_offset(self.model)
+        x = base.embeddings(**inputs)
+        if hasattr(base, 'embeddings_project'):  # ELECTRA's narrow embeddings
+            x = base.embeddings_project(x)
+        return {id(m.weight): m(x).flatten(0, 1) for m in _projections(first)}
 
     @property
     def is_complete(self) -> bool:
@@ -247,43 +341,26 @@ class StoredText:
         is_last = recomputed if causal else ~recomputed
         rows = is_last.long().argsort(dim=1, stable=True)
         rows = rows[:, -size:] if causal else rows[:, :size]
-        is_visible = ~(recomputed | hidden)
-        stored = is_visible.any(0).nonzero()[:, 0]
-        mask = torch.cat(
-            [is_visible[:, stored], (recomputed & ~hidden).gather(1, rows)], 1
-        )
+        inputs = dict(position_ids=rows + position_offset(self.model))
+        inputs |= {k: v[text].gather(1, rows) for k, v in self.enc.items()}
+        is_visible, is_new = ~(recomputed | hidden), recomputed & ~hidden
+        stored, is_new = is_visible.any(0).nonzero()[:, 0], is_new.gather(1, rows)
+        if not len(stored) and not causal:  # all rows are computed
+            inputs['attention_mask'] = is_new.long()
+            index = text[:, None] * recomputed.shape[1] + rows
+            hooks = _mpnet_hooks(self.model, rows, recomputed.shape[1])
+            with _SharedProducts(self, index), forward_hooks(hooks):
+                return forward(self.model, inputs | options)
+        mask = torch.cat([is_visible[:, stored], is_new], 1)
         mask = mask[:, None].expand(-1, size, -1)
         if causal:
             keys = torch.cat([stored.expand(len(rows), -1), rows], 1)
             mask = mask & (keys[:, None] <= rows[..., None])
         mask = mask | ~mask.any(-1, keepdim=True)  # rows without keys are never read
         states = [(k[:, :, stored], v[:, :, stored]) for k, v in self.states]
-        inputs = dict(position_ids=rows + position_offset(self.model))
-        inputs |= {k: v[text].gather(1, rows) for k, v in self.enc.items()}
-        if not len(stored) and not causal:  # nothing is stored
-            own = (recomputed & ~hidden).gather(1, rows).long()
-            return forward(self.model, inputs | dict(attention_mask=own) | options)
         inputs['attention_mask'] = torch.ones_like(rows)
         with _StoredStates(states, text, mask[:, None]):
             return forward(self.model, inputs | options)
-
-    def batches(
-        self,
-        recomputed: torch.Tensor,  # (n, T) bool, as for `output`
-        hidden: torch.Tensor,  # (n, T) bool
-        target: OneTarget | Readout,  # what is read from the output
-        token_budget: int,  # see `rows_in_pass`
-        text: torch.Tensor | None = None,  # (n,) index of each variant's text
-    ) -> Iterator[tuple[torch.Tensor, Any]]:
-        "Yield indices of variants, and the model's output for them."
-        max_rows = rows_in_pass(self.model, token_budget)
-        sizes, order = recomputed.sum(1).sort(stable=True)
-        text = torch.zeros_like(order) if text is None else text.to(order)
-        options = last_rows_only(self.model, target) if is_causal(self.model) else {}
-        for batch in similar_sizes(sizes.tolist(), max_rows):
-            i = order[batch]
-            with read_row_only(self.model, target):
-                yield i, self.output(recomputed[i], hidden[i], text[i], **options)
 
     @torch.no_grad()
     def values(
@@ -294,14 +371,18 @@ class StoredText:
         token_budget: int = TOKEN_BUDGET,  # see `rows_in_pass`
         # called with the number of newly computed variants
         progress: Callable[[int], Any] | None = None,
+        text: torch.Tensor | None = None,  # (n,) index of each variant's text
     ) -> torch.Tensor:  # (n,); for generated tokens (n, tokens)
-        "Return the explained number of each variant of one text."
-        order, values = [], []
-        batches = self.batches(recomputed, hidden, readout, token_budget)
-        for indices, output in batches:
-            first_text, from_end = torch.zeros_like(indices), is_causal(self.model)
-            order.append(indices)
-            values.append(readout(output, first_text, at_end=from_end))
+        "Return the explained number of each variant."
+        causal, max_rows = is_causal(self.model), rows_in_pass(self.model, token_budget)
+        sizes, order = recomputed.sum(1).sort(stable=True)
+        text = torch.zeros_like(order) if text is None else text.to(order)
+        options, values = last_rows_only(self.model, readout) if causal else {}, []
+        for batch in similar_sizes(sizes.tolist(), max_rows):
+            i = order[batch]
+            with read_row_only(self.model, readout):
+                output = self.output(recomputed[i], hidden[i], text[i], **options)
+            values.append(readout(output, text[i], at_end=causal))
             if progress is not None:
-                progress(len(indices))
-        return torch.cat(values)[torch.cat(order).argsort()]
+                progress(len(i))
+        return torch.cat(values)[order.argsort()]

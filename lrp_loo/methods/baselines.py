@@ -9,6 +9,7 @@ __all__ = ['BASELINES', 'N_STEPS', 'MAX_STEPS', 'IG_TOLERANCE', 'sum_over_featur
 # %% ../../nbs/lib/methods_baselines.ipynb #00000002
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, repeat
@@ -19,7 +20,7 @@ import torch
 from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.hooks import forward_hooks
 from ..core.tensors import check_tokens_alone, one_text, pad_batch, repeated
-from ..estimate import tokens_of_units
+from ..estimate import unit_members
 from ..estimate.auto import exact_passes
 from ..estimate.one_pass import GRADIENT_PASS
 from lrp_loo.inputs.scores import (
@@ -50,11 +51,8 @@ def sum_over_features(
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
 
-@contextlib.contextmanager
-def _embedding_sums(model):
-    """Collect the sums of word, position and token-type embeddings in a list; raise
-    ValueError if the model does not add and normalize them.
-    """
+def _embedding_norm(model):
+    "Return the LayerNorm of added embeddings; raise ValueError if they are not added."
     embeddings = getattr(getattr(model, 'base_model', None), 'embeddings', None)
     names = ('position_embeddings', 'LayerNorm')
     if not all(hasattr(embeddings, name) for name in names):
@@ -62,13 +60,7 @@ def _embedding_sums(model):
             f"{type(model).__name__} has no added position embeddings; take"
             " embeddings='word'"
         )
-    sums = []
-
-    def store_sum(layer, args, kwargs):
-        sums.append(args[0].detach())
-
-    with forward_hooks([(embeddings.LayerNorm, store_sum, None)]):
-        yield sums
+    return embeddings.LayerNorm
 
 
 def lrp_scores(
@@ -82,32 +74,35 @@ def lrp_scores(
     dims: bool = False,  # return scores of the embeddings' shape
 ) -> Scores:  # a score per token (patch)
     "Compute every token's relevance in one forward and backward pass (section 2.3)."
-    is_word = one_of('embeddings', embeddings, ('word', 'sum')) == 'word'
+    hooks, sums = [], []  # sums of word, position and token-type embeddings
+    if one_of('embeddings', embeddings, ('word', 'sum')) == 'sum':
+
+        def store_sum(norm, args, kwargs):
+            sums.append(args[0].detach())
+
+        hooks.append((_embedding_norm(model), store_sum, None))
     batch, n_backward = pad_batch(tokenizer, encs), 1
     if isinstance(target, GeneratedReadout):
         batch = batch | last_rows_only(model, target)
         n_backward = len(target)  # one for each explained number
     with (
         torch.enable_grad(),
-        contextlib.nullcontext() if is_word else _embedding_sums(model) as sums,
+        forward_hooks(hooks),
         read_row_only(model, target),
-        watch_embeddings(model) as embeddings,
+        watch_embeddings(model) as watched,
     ):
         with lrp_rules(model, composite or attn_lrp(), strict=strict):
             out = forward(model, batch)
         readout = as_readout(target, out, batch)
         values = readout(out)
         del out
-    x = embeddings[0]
-    relevance = (x.detach() if is_word else sums[0]) * input_gradient(values, x)
+    x = watched[0]
+    relevance = (sums or [x.detach()])[0] * input_gradient(values, x)
     values = values.detach().flatten()
     cost = 1 + (GRADIENT_PASS - 1) * n_backward
-    return Scores(
-        relevance if dims else sum_over_features(relevance),
-        values,
-        readout,
-        dict(embeddings=embeddings, forward_equivalents=cost),
-    )
+    scores = relevance if dims else sum_over_features(relevance)
+    info = dict(embeddings=embeddings, forward_equivalents=cost)
+    return Scores(scores, values, readout, info)
 
 # %% ../../nbs/lib/methods_baselines.ipynb #00000012
 BASELINES = ('pad', 'mask', 'zero')
@@ -169,21 +164,18 @@ class _Path:
     start: torch.Tensor  # (batch, T, d)
     end: torch.Tensor  # (batch, T, d)
     rows_per_pass: int
-    dims: bool  # False: sum (x − x') ∂f/∂x over the features d
+    reduce: Callable  # products (x − x') ∂f/∂x → their sums over the features d, or not
 
     def __post_init__(self):
         self.rows = torch.arange(len(self.end), device=self.end.device)
-        self.lengths = self._lengths_read()
-
-    def _lengths_read(self):
-        "Return the lengths of texts padded at the end, if only logits are read."
+        self.lengths = None  # of texts padded at the end, if only logits are read
         batch, mask = self.batch, self.batch.get('attention_mask')
         has_ids = 'input_ids' in batch and batch.keys() <= PER_TOKEN
-        if mask is None or not has_ids or callable(self.readout.target):
-            return None
-        is_shifted = bool((mask[:, 1:] > mask[:, :-1]).any())
-        # a model may pad the text itself, to whole windows of attention
-        return None if is_shifted or self.end.shape[1] != mask.shape[1] else mask.sum(1)
+        if mask is not None and has_ids and not callable(self.readout.target):
+            is_shifted = bool((mask[:, 1:] > mask[:, :-1]).any())
+            # a model may pad the text itself, to whole windows of attention
+            if not is_shifted and self.end.shape[1] == mask.shape[1]:
+                self.lengths = mask.sum(1)
 
     def values(self, embeddings, rows):
         "Return f at embeddings (k·rows, T, d), k copies of these texts."
@@ -222,11 +214,7 @@ class _Path:
                 gradient_x = input_gradient(values, x)
             products = torch.zeros_like(self.end[chosen])
             products[:, :width] = step * gradient_x
-            yield part, values.detach(), self.reduced(products)
-
-    def reduced(self, products):
-        "Sum products over the features, unless their dimensions are kept."
-        return products if self.dims else sum_over_features(products)
+            yield part, values.detach(), self.reduce(products)
 
     def gauss_legendre(self, n_steps):
         "Return the integral of each text by a quadrature with n_steps points."
@@ -235,7 +223,7 @@ class _Path:
         positions = torch.tensor((nodes + 1) / 2, device=self.end.device).repeat(n)
         weights = torch.tensor(weights / 2, device=self.end.device).repeat(n)
         texts = self.rows.repeat_interleave(n_steps)
-        total = torch.zeros_like(self.reduced(self.end))
+        total = torch.zeros_like(self.reduce(self.end))
         for part, _, products in self.gradients(texts, positions):
             total.index_add_(0, texts[part], products * _per_row(weights[part], total))
         return total
@@ -265,12 +253,6 @@ def _merged_points(old, new):
     positions = torch.cat([old[0], new[0]])
     order = positions.argsort()
     return tuple(torch.cat(pair)[order] for pair in zip(old, new))
-
-
-def _trapezoid(positions, values, products):
-    "Return the integral by the trapezoid rule."
-    means = (products[1:] + products[:-1]) / 2
-    return (means * _per_row(positions.diff(), means)).sum(0)
 
 
 def _midpoints(positions, values, products, n_max):
@@ -314,28 +296,27 @@ def ig_scores(
         x = embeddings[0].detach()
         readout = Readout(target, out, batch)
         start, name = _ig_baseline(model, tokenizer, batch, x, baseline)
-        path = _Path(model, batch, readout, start, x, internal_batch_size, dims)
+        sums = torch.Tensor.detach if dims else sum_over_features
+        path = _Path(model, batch, readout, start, x, internal_batch_size, sums)
         values = readout(out)
         change = values - path.values(start, path.rows)
     if n_steps is None:
         points = path.adaptive(max_steps)
-        scores = torch.stack([_trapezoid(*p) for p in points])
+        integrals = [torch.trapezoid(y, x.to(y), dim=0) for x, _, y in points]
+        scores = torch.stack(integrals)
         infos = [dict(n_steps=len(p[0]), max_steps=max_steps) for p in points]
     else:
         scores = path.gauss_legendre(n_steps)
-        infos = [dict(n_steps=n_steps)] * len(scores)
+        infos = [dict(n_steps=n_steps) for _ in scores]
     errors = scores.flatten(1).sum(1) - change
-    infos = [
-        info
-        | dict(
+    for info, error, total in zip(infos, errors.tolist(), change.tolist()):
+        info |= dict(
             baseline=name,
             forward_equivalents=2 + GRADIENT_PASS * info['n_steps'],
             completeness_error=error,
             relative_error=abs(error / total) if total else math.nan,
             arrived=abs(error) <= IG_TOLERANCE * abs(total),
         )
-        for info, error, total in zip(infos, errors.tolist(), change.tolist())
-    ]
     return Scores(scores, values, readout, infos)
 
 # %% ../../nbs/lib/methods_baselines.ipynb #46ecc0af
@@ -408,17 +389,6 @@ def rollout_scores(
     return Scores(scores, values, readout, [info | dict(row=i) for i in rows.tolist()])
 
 # %% ../../nbs/lib/methods_baselines.ipynb #458ff1d2
-def _loo_cost(model, enc, target, units, removal, n_entries):
-    "Return the cost of LOO in forward passes over the text."
-    if not removal.by_mask:
-        return 1 + n_entries * removal.info().get('n_draws', 1)
-    if units is None:
-        members = torch.eye(n_entries, dtype=torch.bool)
-    else:
-        members = tokens_of_units(units)
-    return round(exact_passes(model, enc, target, members), 2)
-
-
 def loo_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -435,24 +405,19 @@ def loo_scores(
     texts = [one_text(e) for e in encs]
     units = units or [None] * len(texts)
     removal = as_removal(removal, texts[0])
-    scores_of_texts, values, readouts, _ = zip(
-        *many_loo(
-            model,
-            texts,
-            target,
-            removal,
-            removal.fill(tokenizer),
-            [None if u is None else u.number for u in units],
-            token_budget,
-            progress,
-        )
-    )
-    info = removal.info() | dict(exact=True)
-    costs = [
-        _loo_cost(model, enc, target, u, removal, len(loo))
-        for enc, u, loo in zip(texts, units, scores_of_texts)
-    ]
-    infos = [info | dict(forward_equivalents=n, exact_passes=n) for n in costs]
+    fill = removal.fill(tokenizer)
+    numbers = [None if u is None else u.number for u in units]
+    loo = many_loo(model, texts, target, removal, fill, numbers, token_budget, progress)
+    scores_of_texts, values, readouts, _ = zip(*loo)
+    infos = []
+    for enc, u, row in zip(texts, units, scores_of_texts):
+        info, n = removal.info(), len(row)
+        passes = 1 + n * info.get('n_draws', 1)  # the cost, in passes over the text
+        if removal.by_mask:
+            members = unit_members(model, enc, u)
+            passes = round(exact_passes(model, enc, target, members), 2)
+        cost = dict(exact=True, forward_equivalents=passes, exact_passes=passes)
+        infos.append(info | cost)
     if isinstance(target, GeneratedReadout):
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
     scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)

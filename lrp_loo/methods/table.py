@@ -66,7 +66,10 @@ def check_options(
             owners.setdefault(option, f" of method {other!r}")
     owners |= dict.fromkeys(names, '')
     name = unknown[0]
-    suggestion = ''
+    suggestion = dict(
+        position='; take target=Target(index, position=...)',
+        text_pair="; a pair of texts is a tuple: ('premise', 'hypothesis')",
+    ).get(name, '')
     for nearest in get_close_matches(name, owners, 1):
         suggestion = f"; did you mean {nearest}{owners[nearest]}?"
     raise TypeError(
@@ -100,7 +103,7 @@ class Method:
         name: str,
     ) -> bool:
         "Return True if `run` has this parameter."
-        return name in inspect.signature(_innermost(self.run)).parameters
+        return name in inspect.signature(self.run).parameters
 
     @restores_state
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -117,13 +120,6 @@ class Method:
                 return self.run(*args, **options)
 
 
-def _innermost(function):
-    "Return a function without the `partial`s around it."
-    while isinstance(function, partial):
-        function = function.func
-    return function
-
-
 def as_method(
     # one of METHODS, a `Method`, or a function with the same parameters
     method: OneMethod,
@@ -137,6 +133,11 @@ def as_method(
         raise ValueError(
             f"method={method!r} are several, and one is taken; call explain with each,"
             " and `compare` the maps of a text (`audit` takes a list)"
+        )
+    if ' ' in str(method):
+        raise ValueError(
+            f"method={method!r} is no name of a method; two texts are a pair, the tuple"
+            " ('premise', 'hypothesis')"
         )
     return METHODS[one_of('method', method, METHODS)]
 
@@ -153,7 +154,9 @@ def method_name(
     if isinstance(method, Method) and method.label:
         return method.label
     run = method.run if isinstance(method, Method) else method
-    return getattr(_innermost(run), '__name__', type(run).__name__)
+    while isinstance(run, partial):
+        run = run.func
+    return getattr(run, '__name__', type(run).__name__)
 
 
 def as_methods(
@@ -199,39 +202,27 @@ def or_refusal(
         return Refusal(' '.join(str(e).split()) or type(e).__name__)
 
 # %% ../../nbs/lib/methods_table.ipynb #00000010
-def _lrp_method(make_rules):
-    "Return the `run` of a `Method`: LRP under the rules that `make_rules` returns."
+def _lrp_method(make_rules, takes_composite=False):
+    "Return the `run` of a `Method`: LRP under a composite, or the one of `make_rules`."
     rule_parameters = inspect.signature(make_rules).parameters
     shared = inspect.signature(lrp_scores).parameters.values()
 
-    def method(*args, **options):
+    def method(*args, composite=None, **options):
         rules = {name: options.pop(name) for name in rule_parameters if name in options}
-        return lrp_scores(*args, composite=make_rules(**rules), **options)
+        if rules and composite is not None:
+            raise ValueError(
+                "give a composite or its fields, not both; got"
+                f" composite={composite.name!r} and {', '.join(rules)}"
+            )
+        composite = composite or make_rules(**rules)
+        return lrp_scores(*args, composite=composite, **options)
 
     method.__signature__ = inspect.Signature(
-        [p for p in shared if p.name != 'composite']
+        [p for p in shared if takes_composite or p.name != 'composite']
         + [p.replace(kind=p.KEYWORD_ONLY) for p in rule_parameters.values()]
     )
     return method
 
-
-def _any_rules(composite=None, **rules):
-    "Return the composite, or one made of its fields, such as product='gradient'."
-    if rules and composite is not None:
-        raise ValueError(
-            "give a composite or its fields, not both; got"
-            f" composite={composite.name!r} and {', '.join(rules)}"
-        )
-    return Composite(**{'name': 'lrp'} | rules) if rules else composite
-
-
-_any_rules.__signature__ = inspect.Signature(
-    [inspect.Parameter('composite', inspect.Parameter.KEYWORD_ONLY)]
-    + [
-        p.replace(kind=p.KEYWORD_ONLY)
-        for p in inspect.signature(Composite).parameters.values()
-    ]
-)
 
 _PER_TOKEN = dict(per_generated_token=True)
 
@@ -288,7 +279,12 @@ METHODS = {
         on_page=5,
         **_PER_TOKEN,
     ),
-    'lrp': Method(_lrp_method(_any_rules), 'LRP', 'C9', **_PER_TOKEN),
+    'lrp': Method(
+        _lrp_method(partial(Composite, name='lrp'), takes_composite=True),
+        'LRP',
+        'C9',
+        **_PER_TOKEN,
+    ),
     'removal': Method(
         removal_scores,
         'removal',

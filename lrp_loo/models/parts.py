@@ -100,14 +100,14 @@ def _linear_calls(model, layers, enc):
     "Return the linear maps that each layer calls: (path, module, output's shape)."
     calls = [[] for _ in layers]
     hooks = []
+
+    def record(layer_calls, path, module, args, kwargs, out):
+        layer_calls.append((path, module, out.shape))
+
     for layer_calls, layer in zip(calls, layers):
         for path, module in layer.named_modules():
             if _linear_sizes(module):
-
-                def record(m, args, kwargs, out, layer_calls=layer_calls, path=path):
-                    layer_calls.append((path, m, out.shape))
-
-                hooks.append((module, None, record))
+                hooks.append((module, None, partial(record, layer_calls, path)))
     with torch.no_grad(), forward_hooks(hooks):
         forward(model, enc)
     return calls

@@ -23,7 +23,7 @@ from pandas.api.types import is_numeric_dtype
 
 from ..core.files import check_fields, read_content, reading, safe_cell
 from ..core.files import versions, whole_file, write_text_atomic
-from ..core.tools import printable
+from ..core.tools import needs, printable
 from .html import render
 
 # %% ../../nbs/lib/records_base.ipynb #fe388513
@@ -42,6 +42,8 @@ def plain(
         return {name: plain(getattr(value, name)) for name in names}
     if hasattr(value, '_asdict'):
         value = value._asdict()
+    if isinstance(value, Path):
+        return value.name
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset, range)):
@@ -56,14 +58,6 @@ def _pack_table(table):
     rows = [plain(row) for row in table.itertuples(index=False, name=None)]
     index = dict(name=table.index.name, values=plain(table.index.tolist()))
     return dict(types=types, rows=rows, index=index)
-
-
-def _unpack_table(packed):
-    "Restore a table of `_pack_table`."
-    check_fields(packed, dict(types=dict[str, str], rows=list[list], index=dict))
-    index = pd.Index(packed['index']['values'], name=packed['index']['name'])
-    frame = pd.DataFrame(packed['rows'], index=index, columns=list(packed['types']))
-    return frame.astype(packed['types'])
 
 
 def pack_value(value: Any) -> Any:
@@ -102,9 +96,16 @@ def unpack_value(
         return value
     if '__record__' in value:
         check_fields(value, {'__record__': str, 'fields': dict}, 'record.')
-        return _record_class(value['__record__'])._unpack(value['fields'])
+        if (name := value['__record__']) not in KINDS:
+            raise ValueError(f"{name!r} is no kind of record")
+        kind = getattr(import_module(f'lrp_loo.{KINDS[name]}'), name)
+        return kind._unpack(value['fields'])
     if '__table__' in value:
-        return _unpack_table(value['__table__'])
+        packed = value['__table__']
+        check_fields(packed, dict(types=dict[str, str], rows=list[list], index=dict))
+        index = pd.Index(packed['index']['values'], name=packed['index']['name'])
+        frame = pd.DataFrame(packed['rows'], index=index, columns=list(packed['types']))
+        return frame.astype(packed['types'])
     if '__tensor__' in value:
         dtype = getattr(torch, value['dtype'])
         return torch.tensor(value['__tensor__'], dtype=dtype)
@@ -142,15 +143,18 @@ def in_lines(text: str) -> str:
     return '\n'.join(textwrap.wrap(printable(text), WIDTH, subsequent_indent='  '))
 
 
+_short = '{:.3g}'.format  # a number in a table that is shown
+
+
 def record_html(
     lines: list[str],  # what is written above (the first) and below the table
     table: pd.DataFrame,
 ) -> str:  # one HTML block without scripts
     "Return the view of a result: lines of text and a table."
-    shown = table.head(MAX_ROWS).rename_axis(columns=table.index.name)
+    shown = _merge_errors(table.head(MAX_ROWS)).rename_axis(columns=table.index.name)
     html = shown.to_html(
         border=0,
-        float_format='{:.4g}'.format,
+        float_format=_short,
         na_rep='–',
         index=table.index.name is not None,
         index_names=False,
@@ -172,14 +176,21 @@ class Record:
 
     def save(
         self,
-        path: str | os.PathLike,  # ends in .json, .csv (`to_frame`) or .html
+        # ends in .json, .csv (`to_frame`) or .html; .png if it has a picture (`plot`)
+        path: str | os.PathLike,
     ) -> None:
         "Write a file, completely or not at all; `load` reads .json."
         path = Path(path)
-        if path.suffix not in SUFFIXES:
-            *others, last = SUFFIXES
+        has_picture = hasattr(self, 'plot') and not isinstance(self, pd.DataFrame)
+        *others, last = (*SUFFIXES, '.png') if has_picture else SUFFIXES
+        if path.suffix not in (*others, last):
             raise ValueError(f"{path.name!r} must end in {', '.join(others)} or {last}")
-        if path.suffix == '.csv':
+        if path.suffix == '.png':
+            figure = self.plot()
+            with whole_file(path) as tmp:
+                figure.savefig(tmp, format='png', dpi=150)
+            needs('matplotlib.pyplot', 'plot').close(figure)
+        elif path.suffix == '.csv':
             frame = self.to_frame()
             with whole_file(path) as tmp:
                 has_index = frame.index.name is not None
@@ -235,13 +246,6 @@ def _safe_table(frame):
     return safe.rename(columns=safe_cell, index=safe_cell).rename_axis(index=safe_cell)
 
 
-def _record_class(name):
-    "Return the class of a saved record."
-    if name not in KINDS:
-        raise ValueError(f"{name!r} is no kind of record")
-    return getattr(import_module(f'lrp_loo.{KINDS[name]}'), name)
-
-
 def load(
     path: str | os.PathLike,  # a .json file that `save` wrote
 ) -> Record:  # what was saved
@@ -269,8 +273,8 @@ N_LINES = 3  # lines below it
 
 
 def _merge_errors(table):
-    "Return a rounded table, with each mean and its standard error in one cell."
-    shown = table.round(3)
+    "Return a table with each mean and its standard error in one cell."
+    shown = table.copy()
     for name in list(shown.columns):
         error = f'{name}_se'
         if error in shown.columns and name in shown.columns:
@@ -291,7 +295,7 @@ def table_text(
     shown = shown.rename_axis(index=None, columns=table.index.name)
     omitted = []
     while True:
-        text = shown.to_string(max_colwidth=40, na_rep='–')
+        text = shown.to_string(max_colwidth=40, na_rep='–', float_format=_short)
         if len(text.partition('\n')[0]) <= width or len(shown.columns) < 2:
             break
         omitted.insert(0, str(shown.columns[-1]))
@@ -318,7 +322,7 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
     @property
     def lines(self) -> list[str]:
         "Return the lines of text below the table."
-        return []
+        return self.attrs.get('below', [])
 
     def to_frame(self) -> pd.DataFrame:
         "Return the plain table."

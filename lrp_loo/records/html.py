@@ -16,23 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lrp_loo.records.display import (
-    DOWN,
-    FAINT,
-    STRENGTH,
-    UP,
-    describe_strongest,
-    display_text,
-    display_tokens,
-    exactness_notes,
-    format_output,
-    headline,
-    image_flags,
-    outside_scale,
-    outside_scale_label,
-    scale_top,
-    score_colour,
-)
+from .display import DOWN, FAINT, STRENGTH, UP, describe_strongest
+from .display import display_text, display_tokens, exactness_notes
+from .display import headline, image_flags, no_effect_note, outside_scale
+from .display import outside_scale_label, scale_top, score_colour
 from ..core.stats import agreement
 from ..core.tools import printable
 
@@ -55,23 +42,19 @@ def templates() -> 'jinja2.Environment':
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    css = env.get_template('records.css').render(up=f'rgb{UP}', down=f'rgb{DOWN}')
+    palette = dict(up=f'rgb{UP}', down=f'rgb{DOWN}', strength=STRENGTH)
+    css = env.get_template('records.css').render(palette)
     css = re.sub(r'\s*([\n{};,])\s*', r'\1', css).replace('\n', '')
     background = 'var(--lrp-paper,#fff)'
     low, high = (
         f'color-mix(in srgb,rgb{colour} {100 * STRENGTH:.3g}%,{background})'
         for colour in (DOWN, UP)
     )
-    env.globals |= dict(
+    functions = (token_views, describe_strongest, outside_scale_label, headline)
+    functions += (no_effect_note, scale_top)
+    env.globals |= {function.__name__: function for function in functions} | dict(
         stylesheet=lambda: jinja2.utils.markupsafe.Markup(css),
         gradient=f'linear-gradient(90deg,{low},{background},{high})',
-        token_views=token_views,
-        describe_strongest=describe_strongest,
-        n_columns=_n_columns,
-        outside_scale_label=outside_scale_label,
-        headline=headline,
-        format_output=format_output,
-        scale_top=scale_top,
     )
     return env
 
@@ -91,37 +74,13 @@ N_LISTED = 8  # tokens that are listed with their numbers
 TEXT_FLAGS = dict(opens=0, closes=False, patch=False, picture=None)
 
 
-def _n_columns(a):
-    "Return the number of columns of an image's patches; 0 for a text."
-    return (a.info.get('grid') or (0, 0))[1]
-
-
-def _colour_style(score, top):
-    """Return the CSS of a score's colour, mixed with the page's background; white
-    is the background if a viewer does not support `color-mix`.
-    """
-    share = 100 * min(1, abs(score / (top or 1.0))) * STRENGTH
-    return (
-        f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
-        f'rgb{UP if score > 0 else DOWN} {share:.4g}%,var(--lrp-paper,#fff));'
-        'color:var(--lrp-ink,#111)'
-    )
-
-
-def _interval_ends(a):
-    "Return (low, high) per token, NaN for tokens without an interval."
-    if 'low' in a.info:
-        return list(zip(a.low.tolist(), a.high.tolist()))
-    return [(math.nan, math.nan)] * len(a)
-
-
 def token_views(
     a: Any,  # an `Attribution`
     top: float | None = None,  # |score| of the strongest colour; None: the largest
 ) -> list[dict]:  # a dict per token
     "Return the template's values for each token (or patch of an image)."
     top = scale_top(a) if top is None else top
-    notes, flags, ends = exactness_notes(a), image_flags(a), _interval_ends(a)
+    notes, flags, ends = exactness_notes(a), image_flags(a), a.intervals
     shown, outside = display_text(a), outside_scale(a).tolist()
     views = []
     for i, token, score, is_special, _ in a:
@@ -133,8 +92,20 @@ def token_views(
         if outside[i]:
             kind = 'special token' if is_special else 'not part of the text'
             title += f' ({kind}, outside the scale)'
+        share = 100 * min(1, abs(score / (top or 1.0)))
+        colour, line, sign = (
+            (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
+        )
+        # white is the background if a viewer does not support `color-mix`
+        style = (
+            f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
+            f'rgb{colour} {share * STRENGTH:.4g}%,var(--lrp-paper,#fff));'
+            f'border-color:color-mix(in srgb,var(--lrp-{line}) {share:.4g}%,transparent)'
+            ';color:var(--lrp-ink,#111)'
+        )
         view = dict(gap=gap, text=text, title=title, score=score, apart=outside[i])
-        view |= dict(faint=abs(score) < FAINT * top, style=_colour_style(score, top))
+        view |= dict(faint=abs(score) < FAINT * top, style=style)
+        view['sign'] = sign if share and not outside[i] else ''
         views.append(view | TEXT_FLAGS | flags.get(i, {}))
     return views
 
@@ -150,7 +121,7 @@ def axis_position(
 
 def attribution_html(a: Any) -> str:
     "Return HTML: the method, target, coloured text and strongest scores."
-    shown, notes, ends = display_text(a), exactness_notes(a), _interval_ends(a)
+    shown, notes, ends = display_text(a), exactness_notes(a), a.intervals
     rows = []
     for i, token, score, *_ in a.top(N_LISTED):
         low, high = (None if math.isnan(x) else x for x in ends[i])
@@ -202,14 +173,10 @@ def texts_html(
 ) -> str:
     "Return HTML with a row per text; texts by one method have one scale."
     shown = list(maps)[:n_shown]
-    notes = ['No texts.']
-    if shown:
-        notes = [describe_strongest(max(shown, key=scale_top))]
+    notes = [describe_strongest(*shown) if shown else 'No texts.']
     if len(maps) > len(shown):
         notes.append(f'{len(maps) - len(shown)} more are not shown.')
-    top = None
-    if len({a.method for a in shown}) == 1:
-        top = max(map(scale_top, shown))
+    top = scale_top(*shown) if len({a.method for a in shown}) == 1 else None
     return _several(shown, top=top, note=' '.join(notes))
 
 # %% ../../nbs/lib/records_html.ipynb #159cb58d
@@ -223,7 +190,8 @@ def generation_html(g: Any) -> str:
     steps = []
     for a, (_, text) in zip(g, words[g.n_prompt :]):
         views = token_views(a)
-        steps.append((text, a, [views[t.place] for t in a.top(N_CAUSES)]))
+        causes = a.top(N_CAUSES) if a.has_effect else []
+        steps.append((text, a, [views[t.place] for t in causes]))
     return render('generation', g, words, steps, describe_strongest(g[-1]))
 
 
@@ -231,13 +199,5 @@ def pairs_html(p: Any) -> str:
     "Return HTML: each token's effect in colour, and the strongest pairs as bars."
     words = [text for _, text in display_tokens(p.tokens)]
     strongest = [(words[i], words[j], x) for i, j, x in p.strongest(MAX_PAIRS)]
-    note = 'No two tokens have more or less effect together than the sum of each alone.'
-    if strongest:
-        first, second, score = strongest[0]
-        note = (
-            f'“{first}” × “{second}” {score:+.3g}: together they raise the'
-            f' {p.main.number_called} by {abs(score):.3g} {"more" if score > 0 else "less"}'
-            ' than the sum of each alone.'
-        )
     position = axis_position(score for *_, score in strongest)
-    return render('pairs', p, strongest, position, note)
+    return render('pairs', p, strongest, position)

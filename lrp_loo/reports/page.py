@@ -18,15 +18,9 @@ from ..inputs.targets import OneTarget, fix_index
 from ..methods import explain, explain_methods
 from ..methods.table import METHODS
 from ..models.structure import n_layers
-from lrp_loo.records.display import (
-    SPACE_MARKS,
-    STRENGTH,
-    display_text,
-    exactness_notes,
-    format_probability,
-    headline,
-    sentence_template,
-)
+from ..records.display import SPACE_MARKS, STRENGTH, display_text
+from ..records.display import exactness_notes, format_probability, headline
+from ..records.display import no_effect_note, sentence_template
 from ..records.html import templates
 
 # %% ../../nbs/lib/reports_page.ipynb #00000005
@@ -54,41 +48,6 @@ def _rounded_scores(a):
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
 
-def _scores_by_set(call, target, n):
-    "Return scores by the name of the set of bypassed layers."
-    methods = {
-        name: ('attn_lrp', dict(bypass_softmax=layers))
-        for name, layers in bypass_sets(n).items()
-    }
-    maps = explain_methods(call.model, call.tokenizer, call.encs, methods, target)
-    return {name: _rounded_scores(a) for name, (a,) in maps.items()}
-
-
-def _page_tokens(a):
-    "Return one dict per token for the page's script."
-    tokens = []
-    for i, (gap, shown) in enumerate(display_text(a)):
-        kind = '' if a.is_content[i] else 'special' if a.is_special[i] else 'template'
-        token = printable(a.tokens[i])
-        tokens.append(dict(token=token, gap=gap, shown=shown, kind=kind))
-    return tokens
-
-
-def _answer_and_number(a, is_predicted):
-    "Return two sentences: the prediction, and the meaning of the explained number."
-    name = a.label or a.explained
-    name = printable(name.lstrip(SPACE_MARKS) or name)
-    value = f'{a.number_called} {a.logit:.3g}'
-    if a.probability is not None:
-        value = f'with a probability of {format_probability(a.probability)}'
-    subject = "The model's answer" if is_predicted else 'Explained class'
-    return (
-        f'{subject}: {name}, {value}',
-        f"The {a.number_called} is the model's score for “{name}”, here {a.logit:.3g}; a"
-        ' higher score makes this answer more likely.',
-    )
-
-
 def page_data(
     model: Model,  # the parameters are those of `explain_page`
     tokenizer: Tokenizer,
@@ -112,8 +71,26 @@ def page_data(
         arguments = (call.model, call.tokenizer, call.texts, name, target)
         maps += explain(*arguments, **options)
         target = fix_index(target, maps[0].target)
-    a = call.annotate(maps[0], 0)
-    answer, number = _answer_and_number(a, is_predicted)
+    a, content = maps[0], call.content[0]
+    a.is_content = a.is_content if content is None else content & ~a.is_special
+    a.info |= call.info
+    name = a.label or a.explained
+    name = printable(name.lstrip(SPACE_MARKS) or name)
+    value = f'{a.number_called} {a.logit:.3g}'
+    if a.probability is not None:
+        value = f'with a probability of {format_probability(a.probability)}'
+    subject = "The model's answer" if is_predicted else 'Explained class'
+    methods_of_sets = {
+        name: ('attn_lrp', dict(bypass_softmax=layers))
+        for name, layers in (bypass_sets(L) if L else {}).items()
+    }
+    arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
+    by_set = explain_methods(*arguments).items()
+    tokens = [
+        dict(token=printable(t.token), gap=gap, shown=shown)
+        | dict(kind='' if t.is_content else 'special' if t.is_special else 'template')
+        for t, (gap, shown) in zip(a, display_text(a))
+    ]
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
     logit = a.number_called
     unit = {
@@ -121,19 +98,21 @@ def page_data(
         for m in maps
     }
     return dict(
-        answer=answer,
-        number=number,
+        answer=f'{subject}: {name}, {value}',
+        number=f"The {a.number_called} is the model's score for “{name}”, here"
+        f' {a.logit:.3g}; a higher score makes this answer more likely.',
         what=headline(a),
         about=f'{type(call.model).__name__}, {L} layers · {len(a)} tokens · by lrp_loo',
         methods={m.method: _rounded_scores(m) for m in maps},
         labels=labels,
         does={m: METHODS[m].does for m in labels},
         unit=unit | dict(lrp=sentence_template('lrp', logit, called='LRP')),
+        none={m.method: no_effect_note(m) for m in maps if not m.has_effect},
         spent={m.method: m.spent for m in maps if m.spent},
         how={m.method: exactness_notes(m) for m in maps if any(exactness_notes(m))},
-        sets=_scores_by_set(call, target, L) if L else {},
+        sets={name: _rounded_scores(a) for name, (a,) in by_set},
         has_r=int(a.is_content.sum()) >= FEWEST_TOKENS,
-        tokens=_page_tokens(a),
+        tokens=tokens,
     )
 
 

@@ -11,46 +11,23 @@ import torch
 
 from ..core.arguments import Model, Texts, Tokenizer, one_of
 from ..core.tensors import repeated
-from ..estimate import tokens_of_units
+from ..estimate import content_units, unit_members
 from ..estimate.one_pass import removal_pass
 from ..inputs.call import CallInputs
 from ..inputs.scores import Scores, text_by_text
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units, UnitsOf
 from ..loo.engines import read_subsets
-from ..loo.removals import Fill, fill_id
+from ..loo.removals import fill_id
 from ..methods import explain_batch
-from ..methods.table import Method
-from ..models.encoding import TOKEN_BUDGET, special_mask
+from ..models.encoding import TOKEN_BUDGET
 from ..models.structure import device_of, provenance
 from ..records import Pairs
 
 # %% auto #0
-__all__ = ['BACKWARD_BUDGET', 'PAIR_METHODS', 'changes_without', 'exact_pairs', 'estimates_without', 'likely_pairs',
-           'removal_pairs', 'explain_pairs']
+__all__ = ['PAIR_METHODS', 'exact_pairs', 'estimates_without', 'likely_pairs', 'removal_pairs', 'explain_pairs']
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
-def changes_without(
-    model: torch.nn.Module,
-    enc: dict[str, Any],  # an encoded text
-    target: Any,  # see `as_target`
-    removed: torch.Tensor,  # (n, T) bool: sets S of tokens
-    removal: str = 'attention_mask',  # see `as_removal`
-    fill: Fill = None,  # what replaces tokens, see `fill_id`
-) -> tuple[torch.Tensor, torch.Tensor, Any]:  # (1,) f(x); (n,); what reads f
-    "Compute f(x) − f(x∖S) for each set S of tokens."
-    (outputs,) = read_subsets(model, [enc], [~removed], [target], removal, fill)
-    value = outputs.value.cpu().double()
-    return value, value - outputs.values.cpu().double(), outputs.readout
-
-
-def _members(units, enc):
-    "Return (n_units, T) bool: the tokens of each unit."
-    if units is None:
-        return torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)
-    return tokens_of_units(units)
-
-
 @text_by_text
 def exact_pairs(
     model: torch.nn.Module,
@@ -61,31 +38,20 @@ def exact_pairs(
     removal: str = 'attention_mask',  # see `as_removal`
 ) -> Scores:  # exact LOO; info: pairs (n, n), passes, forwards
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
-    members = _members(units, enc)
+    members = unit_members(model, enc, units)
     n = len(members)
     i, j = torch.combinations(torch.arange(n), 2).T
-    removed = torch.cat([members, members[i] | members[j]])
-    fill = fill_id(tokenizer, removal)
-    arguments = (enc, target, removed, removal, fill)
-    value, changes, readout = changes_without(model, *arguments)
-    loo, both = changes.split([n, len(i)])
+    kept = ~torch.cat([members, members[i] | members[j]])
+    options = dict(removal=removal, fill=fill_id(tokenizer, removal))
+    (outputs,) = read_subsets(model, [enc], [kept], [target], **options)
+    value = outputs.value.cpu().double()
+    loo, both = (value - outputs.values.cpu().double()).split([n, len(i)])
     scores = loo.new_zeros(n, n)
     scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
     info = dict(passes=0, forwards=1 + n + len(i), pairs=scores)
-    return Scores(loo[None], value, readout, info)
+    return Scores(loo[None], value, outputs.readout, info)
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000000f
-# tokens in one batch of passes with a backward: larger ones are slower on a CPU
-BACKWARD_BUDGET = TOKEN_BUDGET // 4
-
-
-def _is_content(tokenizer, enc, units):
-    "Return (n,) bool: the tokens or units that are not special."
-    if units is not None:
-        return ~units.is_special
-    return ~special_mask(tokenizer, enc['input_ids'][0].cpu())
-
-
 def estimates_without(
     model: torch.nn.Module,
     enc: dict[str, Any],  # an encoded text
@@ -95,7 +61,8 @@ def estimates_without(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (n, n) R without each unit; (n,) outputs
     "Run `removal` on the text without unit j, for each j, in batches."
     weights = 1 - torch.eye(n, device=device_of(model))
-    rows = max(1, BACKWARD_BUDGET // enc['input_ids'].shape[1])
+    # larger batches of passes with a backward are slower on a CPU
+    rows = max(1, TOKEN_BUDGET // 4 // enc['input_ids'].shape[1])
     terms, values = [], []
     for batch in weights.split(rows):
         k = len(batch)
@@ -141,15 +108,17 @@ def removal_pairs(
     R, values = estimates_without(model, enc, target, n, units)
     D, loo = estimate - R, value - values
     scores = ((D + D.T) / 2).fill_diagonal_(0)
-    i, j = likely_pairs(scores, loo, _is_content(tokenizer, enc, units)).T
-    members = _members(units, enc)
-    _, both, _ = changes_without(model, enc, target, members[i] | members[j])
+    i, j = likely_pairs(scores, loo, content_units(tokenizer, enc, units, n)).T
+    members = unit_members(model, enc, units)
+    kept = ~(members[i] | members[j])
+    (outputs,) = read_subsets(model, [enc], [kept], [target])
+    both = outputs.value.cpu().double() - outputs.values.cpu().double()
     scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
     info = dict(passes=1 + n, forwards=len(i), pairs=scores)
     return Scores(loo[None], value, full.readout, info)
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000001d
-PAIR_METHODS = {'exact': Method(exact_pairs), 'removal': Method(removal_pairs)}
+PAIR_METHODS = {'exact': exact_pairs, 'removal': removal_pairs}
 
 
 def explain_pairs(
@@ -160,9 +129,7 @@ def explain_pairs(
     target: TargetOf = None,  # class or token to explain (see `explain`)
     truncation: bool = False,  # cut texts that are too long for the model
     max_length: int | None = None,  # a lower limit than the model's own
-    # 'token', 'word', 'sentence', a list of (start, end) spans for a single text;
-    # or a list with one of these per text
-    units: UnitsOf = 'token',
+    units: UnitsOf = 'token',  # of a text (see `explain`)
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
@@ -184,13 +151,13 @@ def explain_pairs(
     records = []
     for k, enc in enumerate(inputs.encs):
         target, units = inputs.targets[k], inputs.units[k]
-        n = int(_is_content(tokenizer, enc, units).sum())
+        n_tokens = enc['input_ids'].shape[1]
+        n = int(content_units(tokenizer, enc, units, n_tokens).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        arguments = (model, tokenizer, [enc], run, target, [units])
+        arguments = (model, tokenizer, [enc], run, target, [units], [inputs.content[k]])
         (main,) = explain_batch(*arguments, **options)
         main.method = method
-        main.info |= provenance(model, options)
-        inputs.annotate(main, k)
+        main.info |= provenance(model, options) | inputs.info
         records.append(Pairs(main, main.info.pop('pairs').float()))
     return records

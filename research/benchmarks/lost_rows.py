@@ -41,6 +41,15 @@ def small_model():
     return BertForSequenceClassification(config).eval(), load_demo('sst2')[1]
 
 
+class LoggedResults(Results):
+    "Results of a process that logs each row once the row is in the file."
+
+    def add(self, row):
+        super().add(row)
+        with open(self.path.with_name(f'log-{os.getpid()}'), 'a') as f:
+            f.write(f'{row["i"]}\n')
+
+
 class Jobs:
     "The runs, each with a folder to write into, and how its finished rows are read."
 
@@ -58,7 +67,7 @@ class Jobs:
         if name == 'sweep':
             sweep(*self.demo, self.texts, out, 'attn_lrp', batch_size=2, **QUIET)
         if name == 'audit':
-            results = Results(out / 'r.json', dict(experiment='audit'))
+            results = LoggedResults(out / 'r.json', dict(experiment='audit'))
             time.sleep(pause)
             audit(*self.demo, self.texts, ['attn_lrp'], results=results, **QUIET)
             results.summary = dict(n=len(results.rows))
@@ -177,24 +186,30 @@ def kills(jobs, folder, n, rng):
 
 
 def interleavings(jobs, folder, n, rng):
-    "Two processes on one results file, at random times; and two sweeps at once."
+    "Two processes on one results file, watched; and two sweeps at once."
     whole, took = undisturbed(jobs, 'audit', folder / 'two-whole')
-    count = Count(pairs=n, rows=len(whole))
+    count = Count(pairs=n, rows=len(whole), looks=0, logged=0, both_wrote=0)
     for k in range(n):
         out = folder / f'two-{k}'
         theirs, pids = add_foreign(out), []
         for pause in rng.uniform(0, took, 2):
             pids.append(start(jobs.run, 'audit', out, pause))
             time.sleep(rng.uniform(0, took / 4))
-        seen = []
-        while pids:  # no row that was seen may be missing later
+        seen, logs = [], [out / f'log-{pid}' for pid in pids]
+        while pids:  # no row that was seen, or that a process finished, may be missing
+            logged = [log.read_text().split() if log.exists() else [] for log in logs]
             now = jobs.rows('audit', out)
             count.compare(seen, now, whole)
+            indices = {str(json.loads(row)['i']) for row in now}
+            count['lost'] += len(set(sum(logged, [])) - indices)
+            count['looks'] += now != seen
             seen = now
             ended = [os.waitpid(pid, os.WNOHANG) for pid in pids]
             assert not any(status for _, status in ended)
             pids = [pid for pid, (is_ended, _) in zip(pids, ended) if not is_ended]
         count.compare(whole, jobs.rows('audit', out), whole)
+        count['logged'] += len(sum(logged, []))
+        count['both_wrote'] += all(logged)
         count['lost'] += read_results(out / 'r.json').get('summary') is None
         count.look_at(out, theirs)
     whole, took = undisturbed(jobs, 'sweep', folder / 'sweeps-whole')

@@ -534,7 +534,9 @@ class _Hidden(TorchFunctionMode):
 def of_image_beside(model, inside, enc):
     (ids, mask), (patches, seen) = parts_of(enc)
     given = dict(input_ids=ids, attention_mask=mask, pixel_values=enc['pixel_values'])
-    if seen.all():
+    if 'spatial_shapes' in enc:  # the image takes a mask
+        given |= dict(spatial_shapes=enc['spatial_shapes'], pixel_attention_mask=seen)
+    if seen.all() or 'spatial_shapes' in enc:
         out = inside(**given)
     else:
         with _Hidden(int((seen == 0).nonzero()[0, 1]), patches.shape[1]):

@@ -140,5 +140,5 @@ def beside():
     return dict(input_ids=ids, pixel_values=torch.randn(1, 3, 16, 16))
 
 
-BESIDE = dict(clip=clip, siglip=siglip)
+BESIDE = dict(clip=clip, siglip=siglip, siglip2=siglip2)
 WITH_IMAGES = IN_TEXT | BESIDE

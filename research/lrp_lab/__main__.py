@@ -32,6 +32,7 @@ MODULES = tuple(
         'inference',
         'frontier',
         'two_parts',
+        'gap',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone
@@ -116,18 +117,21 @@ def kept_folders() -> list:  # of results, in the clone
 
 
 def claims(
-    # keep it, as results/claims.json, and the frontier's numbers, as
-    # results/frontier.json
+    # keep it, as results/claims.json, with results/frontier.json and
+    # results/protocol.json, whose numbers the book shows
     write: bool = False,
 ):
     "Put every claim to all rows; print the table of verdicts."
     from lrp_lab.frontier import write_frontier
+    from lrp_lab.protocol import write_protocol
 
     by_study = entries_by_study()
     if write:
         kept = HOME.parent / 'results' / 'claims.json'
         entries = write_ledger(kept_folders(), kept, by_study)
-        write_frontier(HOME / 'results' / 'studies', kept.with_name('frontier.json'))
+        studies, minilm = kept_folders()[:2]
+        write_frontier(studies, kept.with_name('frontier.json'))
+        write_protocol(studies, minilm, entries, kept.with_name('protocol.json'))
     else:
         entries = ledger(kept_folders(), by_study)
     print(ledger_table(entries).T.to_string())

@@ -232,7 +232,10 @@ def batches_by_length(
     return [ordered[k : k + batch_size] for k in starts]
 
 # %% ../nbs/26_ablation.ipynb #1a206789
-ABLATION = TEXTS | BEYOND | {name: SENTENCES[name] for name in ('mpnet', 'smollm2')}
+_MASKED = {'vit-mask': BEYOND['vit']._replace(removal='attention_mask')}
+ABLATION = TEXTS | BEYOND | _MASKED
+ABLATION |= {name: SENTENCES[name] for name in ('mpnet', 'smollm2')}
+ABLATION['mpnet-imdb'] = TEXTS['imdb']._replace(demo='mpnet-imdb', longest=160)
 
 
 def _agreement_of(drawn, methods):
@@ -406,11 +409,11 @@ def part_effects(results):
 _ABLATION = Study(
     'ablation',
     'better',
-    {part: f'ablation-{part}' for part in TEXTS | BEYOND},
+    {part: f'ablation-{part}' for part in TEXTS | BEYOND | _MASKED},
     on_part(ablation_experiment),
     one_table('ablation', part_effects),
     dict(ablation=plot_ablation),
     figure_files={part: f'ablation-{part}' for part in ABLATION},
 )
-_LARGE = {part: f'ablation-{part}' for part in ABLATION if part not in TEXTS | BEYOND}
+_LARGE = {part: f'ablation-{part}' for part in ('mpnet', 'smollm2', 'mpnet-imdb')}
 STUDIES = (_ABLATION, at_scale(_ABLATION, 'ablation-large', _LARGE))

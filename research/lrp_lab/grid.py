@@ -37,7 +37,6 @@ from lrp_loo.paper.common import vit_pixels
 from lrp_loo.evaluate.audit import compare_with_loo
 from lrp_loo.evaluate.faithfulness import faithfulness_table, correlations_with_loo
 from lrp_loo.evaluate.results import Results
-from lrp_loo.inputs.call import mark_content
 from lrp_loo.loo.removals import EncodedText, ModelInputs, Removal, as_removal
 from lrp_loo.paper.common import Study, interval_text
 from lrp_loo.paper.tables import ESTIMATES
@@ -247,7 +246,7 @@ def grid_rows(
     methods: dict,  # name → (method, options)
     removals: list,  # of GRID_REMOVALS
     target=None,  # see `as_target`; the predicted class by default
-    content: torch.Tensor = None,  # as for `mark_content`
+    content: torch.Tensor = None,  # (n_tokens,) bool
 ) -> dict:  # removal → a row, as of `agreement_rows`
     "Every map of one example, once, against Leave-One-Out by every removal."
     first, *others = removals
@@ -259,7 +258,8 @@ def grid_rows(
     names = [*methods, *map(loo_by, removals)]
     of_one = {name: maps[name][0] for name in names}
     for a in of_one.values():
-        mark_content(a, content)
+        if content is not None:
+            a.is_content = content & ~a.is_special
     return {r: _held_against(of_one, r) for r in removals}
 
 # %% ../nbs/60_grid.ipynb #2809242d

@@ -5,22 +5,27 @@
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'CORRELATIONS', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', 'NUMBERS', 'RECORDED',
            'CONCLUSIONS', 'HOLDS', 'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP',
-           'STUDIES', 'kendall', 'PadToken', 'MeanOfData', 'protocol_removals', 'protocol_methods', 'number_target',
-           'protocol_row', 'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values',
-           'protocol_difference', 'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement']
+           'STUDIES', 'REPEATEDLY_ASKED', 'kendall', 'PadToken', 'MeanOfData', 'protocol_removals', 'protocol_methods',
+           'number_target', 'protocol_row', 'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values',
+           'protocol_difference', 'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement',
+           'claims_by_removal', 'claims_by_training', 'write_protocol']
 
 # %% ../nbs/25_protocol.ipynb #401b7174
+import json
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import kendalltau
 
+from .grid import GRID_PARTS, cp_gains_table, grid_means, in_plain
+from lrp_loo.core.files import write_text_atomic
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, removal_path, removal_units
-from lrp_loo.evaluate.results import Results
+from lrp_loo.evaluate.results import Results, read_results
 from lrp_loo.inputs.targets import output_field
 from lrp_loo.loo.removals import EncodedText, MaskToken, Removal, ZeroEmbedding, fill_id
 from lrp_loo.methods import explain_batch
@@ -28,7 +33,7 @@ from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode, max_tokens, special_mask
 from lrp_loo.models.loading import DEMOS, load_demo
 from lrp_loo.models.structure import describe_model, n_layers
-from lrp_loo.paper.common import add_rows, text_examples
+from lrp_loo.paper.common import add_rows, read_parts, text_examples
 from lrp_loo.paper.tables import bypass_name, is_above_zero
 from lrp_loo.core.stats import FEWEST_TOKENS, agreement, mean_se, normalize
 from lrp_loo.core.stats import paired_difference, pearson, spearman
@@ -758,3 +763,99 @@ STUDIES = (
         one_table('protocol', conclusions_table),
     ),
 )
+
+# %% ../nbs/25_protocol.ipynb #5c98b155
+REPEATEDLY_ASKED = {
+    'cp-above-attn': 'CP-LRP above AttnLRP',
+    'attn-above-ig': 'AttnLRP above IG',
+    'removal-above-better': 'ours: removal above both',
+}
+
+
+def claims_by_removal(
+    entries: list,  # of the ledger
+) -> list:  # a row per claim and model that was measured by several removals
+    "Turn three claims over every removal."
+    table = {}
+    for e in entries:
+        if e['claim'] in REPEATEDLY_ASKED and e['over'] == 'content':
+            on = f"{e['model']}, {e['data']}"
+            cell = f"{e['mean']:+.2f} {e['verdict']}, n {e['n']}"
+            line = table.setdefault((REPEATEDLY_ASKED[e['claim']], on), {})
+            line[in_plain(e['removal'])] = cell
+    return [
+        dict(claim=claim, on=on, **cells)
+        for (claim, on), cells in table.items()
+        if len(cells) > 1
+    ]
+
+
+def claims_by_training(
+    entries: list,  # of the ledger
+) -> list:  # a row per claim and model that was trained several times
+    "Three claims over several trainings of one model."
+    return [
+        dict(claim=REPEATEDLY_ASKED[e['claim']], model=e['model'])
+        | {k: e[k] for k in ('mean', 'low', 'high', 'n', 'verdict')}
+        | dict(over_trainings=[e['trainings_low'], e['trainings_high']])
+        | dict(each=list(e['trainings'].values()))
+        for e in entries
+        if 'trainings' in e and e['claim'] in REPEATEDLY_ASKED
+    ]
+
+# %% ../nbs/25_protocol.ipynb #a611f270
+def _choices(results):
+    "Mean r of four methods under each choice, and CP-LRP minus AttnLRP."
+    table = protocol_table(results).dropna(subset='attn_lrp')
+    for choice, line in table.iterrows():
+        gap = protocol_difference(results, choice, 'r', 'cp_lrp', 'attn_lrp')
+        means = {m: line[m] for m in ('attn_lrp', 'cp_lrp', 'ig', 'rollout')}
+        yield dict(choice=choice, **means, **gap)
+
+
+def _turned(results, method):
+    "The share of texts on which division by the map's sum turns r over."
+    r, divided = (
+        protocol_values(results, choice, method)
+        for choice in ('default', 'maps sum to one')
+    )
+    return float(np.mean((r * divided)[~np.isnan(r)] < 0))
+
+
+def write_protocol(
+    studies,  # the folder of the lab's rows
+    paper,  # the folder of MiniLM's rows of Table 2
+    entries: list,  # of the ledger
+    path,  # protocol.json
+) -> dict:
+    "Write what the book's chapter on the protocol shows, in five digits."
+    grid = read_parts({part: part for part in GRID_PARTS}, studies)
+    parts = {
+        'sst2': read_results(Path(studies) / 'protocol-sst2.json'),
+        'imdb': recorded_choices(read_results(Path(paper) / 'imdb.json')),
+    }
+    counts = [VERDICTS[x] for x in (True, False, None)]
+    verdicts = {
+        part: surviving(conclusions_table(d).iloc[:, :7])[counts].T.to_dict()
+        for part, d in parts.items()
+    }
+    pairs = removal_agreement(parts['sst2']).to_numpy()
+    record = dict(
+        gains=cp_gains_table(grid).reset_index().to_dict('records'),
+        patches=grid_means(grid)['our ViT'].to_dict(),
+        choices=list(_choices(parts['sst2'])),
+        verdicts=verdicts,
+        references=pairs[np.triu_indices(len(pairs), 1)].tolist(),
+        turned={
+            part: {m: _turned(d, m) for m in ('attn_lrp', 'cp_lrp', 'upper')}
+            for part, d in parts.items()
+        },
+        by_removal=claims_by_removal(entries),
+        by_training=claims_by_training(entries),
+    )
+    record = json.loads(
+        json.dumps(record), parse_float=lambda x: float(f'{float(x):.5g}')
+    )
+    lines = [f'"{k}": {json.dumps(v, ensure_ascii=False)}' for k, v in record.items()]
+    write_text_atomic(path, '{{\n{}\n}}\n'.format(',\n'.join(lines)))
+    return record

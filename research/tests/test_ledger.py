@@ -9,6 +9,7 @@ from tracked import tracked
 
 from lrp_lab.__main__ import entries_by_study, kept_folders
 from lrp_lab.frontier import write_frontier
+from lrp_lab.protocol import write_protocol
 from lrp_loo.paper.ledger import ARRIVED, entry_name, ledger, ledger_notes
 
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
@@ -66,6 +67,18 @@ def test_the_kept_frontier_is_what_the_rows_say(tmp_path):
         assert texts[0] == texts[1]
         r = [[row['r'] for row in of[key]] for of in (now, then)]
         assert r[0] == pytest.approx(r[1], rel=1e-3)
+
+
+def test_the_kept_protocol_is_what_the_rows_say(computed, tmp_path):
+    new, kept = tmp_path / 'protocol.json', ROOT / 'results' / 'protocol.json'
+    write_protocol(*kept_folders()[:2], computed, new)
+    now, then = (json.loads(p.read_text(encoding='utf-8')) for p in (new, kept))
+    for name in ('patches', 'verdicts', 'by_removal'):
+        assert now[name] == then[name], name
+    assert now['references'] == pytest.approx(then['references'], rel=1e-3)
+    for name in ('gains', 'choices', 'by_training'):
+        means = [[row['mean'] for row in of[name]] for of in (now, then)]
+        assert means[0] == pytest.approx(means[1], rel=1e-3, abs=1e-6), name
 
 
 def test_no_sentence_contradicts_the_ledger(kept, pages):
