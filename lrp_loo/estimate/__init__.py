@@ -95,9 +95,9 @@ class Posterior:
         mean = e + (self.slope + change) * s * self.is_content
         self.mean = torch.where(self.exact, loo, mean)
         # standard deviations of a token's noise and of what the slope adds
-        self.own = (variance * d).sqrt() * ~self.exact
-        self.shared = (variance / precision).sqrt() * s * ~self.exact
-        self.sd = (self.own**2 + self.shared**2).sqrt()
+        self.noise_sd = (variance * d).sqrt() * ~self.exact
+        self.slope_sd = (variance / precision).sqrt() * s * ~self.exact
+        self.sd = (self.noise_sd**2 + self.slope_sd**2).sqrt()
 
     def with_loo(
         self,
@@ -115,15 +115,15 @@ class Posterior:
         """Return the exact units, each unit's standard deviation, the r with LOO to
         expect, and the range of r in nine of ten draws.
         """
-        parts = (self.mean, self.own, self.shared, scores.double().cpu())
-        mean, own, shared, scores = (x[self.is_content] for x in parts)
+        parts = (self.mean, self.noise_sd, self.slope_sd, scores.double().cpu())
+        mean, noise, slope, scores = (x[self.is_content] for x in parts)
         rng = np.random.default_rng(0)
         draws = rng.standard_normal((N_DRAWS, len(mean) + 1))
         draws *= np.sqrt(self.dof / rng.chisquare(self.dof, (N_DRAWS, 1)))
         tails = rng.chisquare(TAIL, (N_DRAWS, len(mean)))
         draws[:, 1:] *= np.sqrt((TAIL - 2) / tails)  # of variance 1
         draws = torch.from_numpy(draws)
-        loo = mean + own * draws[:, 1:] + shared * draws[:, :1]
+        loo = mean + noise * draws[:, 1:] + slope * draws[:, :1]
         r = pearson(scores.expand_as(loo), loo)
         low, high = r.quantile(r.new_tensor([0.05, 0.95])).tolist()
         info = dict(exact=torch.where(self.exact)[0].tolist(), spread=self.sd.tolist())
@@ -172,9 +172,10 @@ def closed_forms(
     noise = NOISE if n_layers(model) <= SHALLOW else DEEP_NOISE
     posteriors = []
     for i, enc in enumerate(encs):
-        check_hidden(EncodedText(model, enc), target, as_keys=True)
+        text = EncodedText(model, enc)
+        check_hidden(text, target, as_keys=True)
         unit = units[i] if units else None
-        n = EncodedText(model, enc).n_positions if unit is None else len(unit)
+        n = text.n_positions if unit is None else len(unit)
         is_content = content_units(tokenizer, enc, unit, n)
         if content and content[i] is not None:
             is_content &= content_entries(content[i], unit)
