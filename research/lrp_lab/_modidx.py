@@ -102,6 +102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'lrp_lab.frontier.frontier_table': ('frontier.html#frontier_table', 'lrp_lab/frontier.py'),
                                   'lrp_lab.frontier.frontier_tables': ('frontier.html#frontier_tables', 'lrp_lab/frontier.py'),
                                   'lrp_lab.frontier.plot_frontier': ('frontier.html#plot_frontier', 'lrp_lab/frontier.py'),
+                                  'lrp_lab.frontier.rows_by_template': ('frontier.html#rows_by_template', 'lrp_lab/frontier.py'),
                                   'lrp_lab.frontier.text_slopes': ('frontier.html#text_slopes', 'lrp_lab/frontier.py'),
                                   'lrp_lab.frontier.within_budget': ('frontier.html#within_budget', 'lrp_lab/frontier.py'),
                                   'lrp_lab.frontier.write_frontier': ('frontier.html#write_frontier', 'lrp_lab/frontier.py')},

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['FRONTIER', 'BUDGETS', 'SINGLE', 'ROWS', 'PEERS', 'TRACE', 'AUTO', 'COMPARED', 'STUDIES', 'FIT', 'UNSEEN', 'ERRORS',
            'frontier_experiment', 'frontier_table', 'behind_at_cost', 'frontier_tables', 'plot_frontier', 'error_row',
-           'error_experiment', 'within_budget', 'error_summary', 'text_slopes', 'error_tables', 'frontier_summary',
-           'write_frontier', 'five_digits']
+           'error_experiment', 'within_budget', 'rows_by_template', 'error_summary', 'text_slopes', 'error_tables',
+           'frontier_summary', 'write_frontier', 'five_digits']
 
 # %% ../nbs/77_frontier.ipynb #fron7702
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from lrp_lab.parts import (
 )
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.evaluate.results import Results, read_json, read_results
-from lrp_loo.estimate import DEEP_NOISE, NOISE, SHALLOW, SLOPE, Posterior
+from lrp_loo.estimate import DEEP_NOISE, FLOOR, NOISE, SHALLOW, SLOPE, Posterior
 from lrp_loo.estimate import log_odds, unit_members
 from lrp_loo.estimate.auto import affordable, begin_estimates, exact_passes
 from lrp_loo.loo import many_loo
@@ -317,11 +318,10 @@ def within_budget(row: dict, passes: int) -> dict:
     )
 
 
-def error_summary(
+def rows_by_template(
     results: dict,  # part → of `read_results`
-) -> list:  # dicts: part, model, data, template, passes, n and the means
-    "Mean r before and after, promised r, and how often intervals hold, per budget."
-    found = []
+) -> Iterator[tuple[dict, list]]:  # part, model, data, template; its rows
+    "Yield the rows of each part under the template 'all', then those of each template."
     for part, of_part in results.items():
         config, every = of_part['config'], of_part['rows']
         data = f"{data_name(config['data'])} {config['data']['split']}"
@@ -329,27 +329,36 @@ def error_summary(
         names = dict.fromkeys(x['template'] for x in every if 'template' in x)
         by_name = {t: [x for x in every if x['template'] == t] for t in names}
         for template, rows in (dict(all=every) | by_name).items():
-            for passes in BUDGETS[:-1]:
-                texts = [x for x in (within_budget(x, passes) for x in rows) if x]
-                table = pd.DataFrame(texts).dropna(subset=['before', 'after'])
-                gain = paired_difference(*table[['after', 'before']].to_numpy().T)
-                row = about | dict(template=template, passes=passes)
-                row['estimated'] = int(table.get('off', table.after * np.nan).count())
-                row |= _mean_r(table.after.to_numpy()) | table.mean().to_dict()
-                found.append(row | dict(gain=gain))
-    return found
+            yield about | dict(template=template), rows
+
+
+def error_summary(
+    results: dict,  # part → of `read_results`
+) -> list:  # dicts: part, model, data, template, passes, n and the means
+    "Mean r before and after, promised r, and how often intervals hold, per budget."
+    summary = []
+    for about, rows in rows_by_template(results):
+        for passes in BUDGETS[:-1]:
+            texts = [x for x in (within_budget(x, passes) for x in rows) if x]
+            table = pd.DataFrame(texts).dropna(subset=['before', 'after'])
+            gain = paired_difference(*table[['after', 'before']].to_numpy().T)
+            row = about | dict(passes=passes)
+            row['estimated'] = int(table.get('off', table.after * np.nan).count())
+            row |= _mean_r(table.after.to_numpy()) | table.mean().to_dict()
+            summary.append(row | dict(gain=gain))
+    return summary
 
 
 def text_slopes(
     results: dict,  # part → of `read_results`
 ) -> list:  # dicts: model, log_odds and slope, a list entry per text
-    "The slope of LOO − e on s of every training text, beside its log-odds."
+    "Return the slope of LOO − e on s of every training text, beside its log-odds."
     found = []
     for part in (p for p in results if p.endswith('-train')):
         log_odds, slopes = [], []
         for row in results[part]['rows']:
             e, s, loo = (np.array(row[k]) for k in ('e', 's', 'loo'))
-            weight = s / (s**2 + 0.02 * np.mean(s**2))
+            weight = s / (s**2 + FLOOR * np.mean(s**2))
             log_odds.append(row['log_odds'])
             slopes.append(float(weight @ (loo - e) / (weight @ s)))
         model = model_name(results[part]['config']['model'])
@@ -399,24 +408,18 @@ def frontier_summary(
     results: dict,  # part → of `read_results`
 ) -> list:  # dicts: part, model, data, template, method, passes, r, low, high, n
     "Mean r of every method, over all texts and in each template; auto's lead."
-    found = []
-    for part, of_part in results.items():
-        config, every = of_part['config'], of_part['rows']
-        data = f"{data_name(config['data'])} {config['data']['split']}"
-        about = dict(part=part, model=model_name(config['model']), data=data)
-        names = dict.fromkeys(x['template'] for x in every if 'template' in x)
-        by_name = {t: [x for x in every if x['template'] == t] for t in names}
-        for template, rows in (dict(all=every) | by_name).items():
-            for m in (m for m in COMPARED if all(m in x['methods'] for x in rows)):
-                cost, auto = COMPARED[m][0], f'auto, {COMPARED[m][0]}'
-                row = about | dict(template=template, method=m, passes=cost)
-                row |= _mean_r(*_of_texts(rows, m))
-                if np.isnan(row['r']):  # a map without differences has none
-                    continue
-                if m not in AUTO and all(auto in x['methods'] for x in rows):
-                    row['lead'] = paired_difference(*_of_texts(rows, auto, m))
-                found.append(row)
-    return found
+    summary = []
+    for about, rows in rows_by_template(results):
+        for m in (m for m in COMPARED if all(m in x['methods'] for x in rows)):
+            cost, auto = COMPARED[m][0], f'auto, {COMPARED[m][0]}'
+            row = about | dict(method=m, passes=cost)
+            row |= _mean_r(*_of_texts(rows, m))
+            if np.isnan(row['r']):  # a map without differences has none
+                continue
+            if m not in AUTO and all(auto in x['methods'] for x in rows):
+                row['lead'] = paired_difference(*_of_texts(rows, auto, m))
+            summary.append(row)
+    return summary
 
 
 def write_frontier(

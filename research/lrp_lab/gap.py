@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from .ablation import methods_to_compare
-from .parts import no_entries, on_part, rows_heading
+from .parts import at_scale, no_entries, on_part, rows_heading
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.core.stats import agreement
 from lrp_loo.data import load_texts
@@ -154,24 +154,16 @@ def gap_tables(part: str, results: dict) -> list:
     return [(rows_heading(part, results), gap_table(results).round(2).to_string())]
 
 
-STUDIES = (
-    Study(
-        'gap',
-        '',
-        {part: part for part in GAP if 'minilm' in part},
-        on_part(gap_experiment),
-        gap_tables,
-        entries=no_entries,
-    ),
-    Study(
-        'gap-large',
-        'scale',
-        {part: part for part in GAP if 'mpnet' in part},
-        on_part(gap_experiment),
-        gap_tables,
-        entries=no_entries,
-    ),
+_GAP = Study(
+    'gap',
+    '',
+    {part: part for part in GAP if 'minilm' in part},
+    on_part(gap_experiment),
+    gap_tables,
+    entries=no_entries,
 )
+_LARGE_GAP = {part: part for part in GAP if 'mpnet' in part}
+STUDIES = (_GAP, at_scale(_GAP, 'gap-large', _LARGE_GAP))
 
 # %% ../nbs/84_gap.ipynb #9d703723
 WHOLE = dict(lr=5e-5, epochs=3, batch_size=32, max_length=128)
