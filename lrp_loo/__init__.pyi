@@ -4,7 +4,7 @@ from .core.arguments import UsageError as UsageError
 from .data import load_texts as load_texts
 from .data import read_texts as read_texts
 from .evaluate.audit import audit as audit
-from .evaluate.cost import frontier as frontier
+from .evaluate.audit import frontier as frontier
 from .evaluate.intervals import calibrate as calibrate
 from .evaluate.intervals import top_tokens as top_tokens
 from .evaluate.sweep import sweep as sweep

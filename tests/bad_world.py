@@ -8,9 +8,6 @@ import re
 from pathlib import Path
 from unittest import mock
 
-os.environ.setdefault('HF_HUB_OFFLINE', '1')
-os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-os.environ.setdefault('MPLBACKEND', 'agg')
 os.environ.setdefault('TQDM_DISABLE', '1')
 
 # some of these names are used only by the calls

@@ -40,6 +40,19 @@ def assert_close(
     assert difference <= limit, f'differ by {difference:.3g}, allowed {limit:.3g}'
 
 
+@torch.no_grad()
+def masked_one_at_a_time(
+    enc: dict,  # one encoded text
+    read,  # the model's inputs → a number, or several
+) -> tuple:  # f of the whole text; f minus f without each token, (T, …)
+    "Compute LOO by the definition: one forward pass for each masked token."
+    mask = enc.get('attention_mask', torch.ones_like(enc['input_ids']))
+    places = torch.eye(mask.shape[1], dtype=mask.dtype)
+    masks = [mask, *(mask * (1 - place) for place in places)]
+    whole, *gone = (read(enc | dict(attention_mask=m)) for m in masks)
+    return whole, whole - torch.stack(gone)
+
+
 def _on_cpu(x):
     "Return tensors as float64 on the CPU, anything else unchanged."
     return x.detach().double().cpu().numpy() if isinstance(x, torch.Tensor) else x

@@ -147,6 +147,12 @@ def tokenizer():
 
 
 @pytest.fixture(scope='module')
+def browser():
+    with chromium.Chromium() as c:
+        yield c
+
+
+@pytest.fixture(scope='module')
 def one_thread():
     "Where tensors are small more threads only wait for each other."
     n = torch.get_num_threads()

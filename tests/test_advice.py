@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets  # noqa: F401
 import pytest
 import small_models
 import test_vision_language as seen
@@ -148,6 +149,8 @@ class Own(Removal):
 
 SMALL = dict(vocab_size=30522, hidden_size=16, num_hidden_layers=2)
 SMALL |= dict(num_attention_heads=2, intermediate_size=32)
+CHAT = '{% for m in messages %}{{ m.content }} {% endfor %}'
+TAGS = {0: 'O', 1: 'B-LOC'}
 FLEXED = dict(SMALL, attn_implementation='flex_attention')
 
 
@@ -299,7 +302,10 @@ NAMES |= dict(
     ),
     copied=copy.deepcopy,
     multiple_choice=lambda: random('BertForMultipleChoice', 'Bert', **SMALL),
-    tagger=lambda: random('BertForTokenClassification', 'Bert', **SMALL),
+    tagger=lambda **k: random('BertForTokenClassification', 'Bert', **SMALL | k),
+    chatting=lambda tok: changed(
+        copy.deepcopy(tok), lambda tok: setattr(tok, 'chat_template', CHAT)
+    ),
     flexed=lambda: random('BertForSequenceClassification', 'Bert', **FLEXED),
     with_attention=lambda m, x: changed(m, lambda m: m.set_attn_implementation(x)),
     build=small_models.build,
@@ -354,6 +360,7 @@ def test_the_message_comes_and_its_advice_works(world, message):
     pattern = re.escape(message).replace(re.escape('{}'), '.*')
     assert re.search(pattern, str(e.value), re.S)
     assert len(str(e.value).strip().splitlines()) == 1
-    assert row['follow']
+    words = row.get('takes', '')  # of the message, and of the call that follows it
+    assert words in str(e.value) and words in row['follow'][0]
     for code in row['follow']:
         evaluated(code, world)

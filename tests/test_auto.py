@@ -10,23 +10,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import TEXTS, random_bert, shallow_demo
-from transformers import (
-    BertForTokenClassification,
-    FNetConfig,
-    FNetForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import BertForTokenClassification, FNetConfig
+from transformers import FNetForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from lrp_loo import (
-    Target,
-    attribute_context,
-    calibrate,
-    explain,
-    explain_generation,
-    load_demo,
-    refine,
-)
+from lrp_loo import Target, attribute_context, calibrate, explain, explain_generation
+from lrp_loo import load_demo, refine
 from lrp_loo.estimate.auto import auto_scores
 from lrp_loo.core.stats import pearson
 from lrp_loo.inputs.scores import next_tokens
@@ -246,7 +234,7 @@ def test_a_generation_and_a_context():
     assert not few[0].exact and few[0].passes <= 7
     with pytest.raises(ValueError, match='too few.*take passes=None'):
         explain_generation(*given, passes=4)
-    context = dict(context=' '.join(LONG), answer=' a good film')
+    context = dict(passages=' '.join(LONG), answer=' a good film')
     a = attribute_context(*demo, **context)
     loo = attribute_context(*demo, **context, method='loo')
     assert a.exact and torch.allclose(a.scores, loo.scores, atol=1e-5)

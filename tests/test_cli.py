@@ -2,17 +2,21 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
+import tqdm.auto
+import tqdm.notebook
 import transformers
 from bad_world import without_progress_bars
 
 import lrp_loo
 from lrp_loo.cli import main
+from lrp_loo.core.tools import progress_bar
 from lrp_loo.evaluate.results import Results, read_results
 from lrp_loo.evaluate.sweep import BatchWorker
 
@@ -71,7 +75,9 @@ def test_no_text_controls_the_terminal(run, monkeypatch, command, colours):
     words += ('--units', 'sentence' if command == 'context' else 'word')
     code, out, err = run(*words, '--out', 'a\x1b.json', '--html', 'a.html')
     assert code == 0, err
-    out = re.sub(r'\x1b\[(3;4|48;2;[\d;]+|30|0)m', '', out)  # the package's own colours
+    out = re.sub(
+        r'\x1b\[(3;4|[34]8;2;[\d;]+|30|0)m', '', out
+    )  # the package's own colours
     printed = [out, err, run(*words, '--json')[1], repr(lrp_loo.load('a\x1b.json'))]
     printed += [open('a.html', encoding='utf-8').read(), run(CONTROLS)[2]]
     seen = set(''.join(printed)) - {'\n', '\t'}
@@ -273,3 +279,44 @@ def test_help_and_wrong_usage_import_no_torch():
         "    main(words); assert not {'torch', 'numpy', 'rich'} & sys.modules.keys(), words"
     )
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
+
+
+# ---- bars of long work, and the time that is announced before it
+
+SENTENCE = "The jokes are old, and the pace is slow."  # 13 tokens
+
+
+@pytest.mark.parametrize('kind', [tqdm.auto.tqdm, tqdm.notebook.tqdm])
+def test_no_bar_is_shown_if_the_environment_disables_it(monkeypatch, capsys, kind):
+    monkeypatch.setattr('lrp_loo.core.tools.tqdm', kind)
+    monkeypatch.setenv('TQDM_DISABLE', '1')
+    assert list(progress_bar(range(2))) == [0, 1]
+    assert capsys.readouterr().err == ''
+
+
+def test_the_bar_counts_texts(demo, monkeypatch):
+    bars = []
+
+    def made(iterable, progress, **options):
+        bars.append(
+            tqdm.auto.tqdm(**options, disable=False, file=open(os.devnull, 'w'))
+        )
+        return bars[-1]
+
+    monkeypatch.setattr('lrp_loo.evaluate.audit.progress_bar', made)
+    lrp_loo.audit(*demo, [SENTENCE, 'a fine film', SENTENCE], method=['attn_lrp'])
+    assert [(bar.n, bar.total) for bar in bars] == [(2, 2)]  # one is a copy
+
+
+def test_the_command_line_shows_a_bar_of_loo(monkeypatch):
+    bars = []
+
+    def made(**options):
+        bar = progress_bar(**options | dict(delay=0))
+        bars.append((bar, bar.disable))  # a bar that is closed is disabled
+        return bar
+
+    monkeypatch.setattr('lrp_loo.loo.progress_bar', made)
+    monkeypatch.delenv('TQDM_DISABLE', raising=False)
+    assert main(['explain', SENTENCE, '--method', 'loo']) == 0
+    assert [(bar.n, bar.total, hidden) for bar, hidden in bars] == [(13, 13, False)]

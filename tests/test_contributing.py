@@ -8,12 +8,12 @@ import families
 import pytest
 import torch
 from conftest import TEXTS, random_bert
+from test_removals import Neighbour
 
 import lrp_loo.methods.table as methods
 from lrp_loo import explain
 from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.removals import Removal
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
 from lrp_loo.lrp.table import RULES, activation, identity_rule
@@ -78,18 +78,6 @@ def test_a_method(demo, monkeypatch, capsys):
     assert torch.allclose(2 * mine.scores, whole.scores)
     assert main(['explain', 'a fine film', '--method', 'halved']) == 0
     assert capsys.readouterr().out.startswith('halved')
-
-
-class Neighbour(Removal):
-    "The token before it in its place."
-
-    name = 'neighbour'
-
-    def inputs(self, model, enc, keep):
-        ids = enc['input_ids']
-        mask = enc['attention_mask'].expand(len(keep), -1)
-        mixed = torch.where(keep, ids, ids.roll(1))
-        return dict(input_ids=mixed, attention_mask=mask)
 
 
 def test_a_removal(tokenizer):

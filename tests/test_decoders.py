@@ -10,6 +10,7 @@ from families import DECODERS, random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 
 from lrp_loo.estimate import removal_rows_scores
+from lrp_loo.estimate.auto import exact_passes
 from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 from lrp_loo.inputs.scores import GeneratedReadout, next_tokens
 from lrp_loo.inputs.targets import Target
@@ -29,12 +30,6 @@ FUSED = [(f, task) for f, row in DECODERS.items() if row.fused for task in row.t
 # of logits near 1: Llama's kin compute norms and softmax in float32, whatever
 # the model's precision
 ROUNDING = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def any_length(monkeypatch):
-    "States are stored of short texts as well."
-    monkeypatch.setattr('lrp_loo.loo.engines.MIN_STORED', 0)
 
 
 def wide(family, task, attention='sdpa'):
@@ -157,6 +152,14 @@ def test_a_window_a_place_and_a_hook_go_another_way(llama):
     assert_each_by_itself(llama, texts_of(llama, (12,)), [keep])
 
 
+def test_a_text_with_more_inputs_has_no_states_and_costs_a_pass_for_each_token(llama):
+    (enc,) = texts_of(llama, (12,))
+    members = torch.eye(12, dtype=torch.bool)
+    assert exact_passes(llama, enc, None, members) < 12
+    enc['position_ids'] = torch.arange(12)[None]
+    assert exact_passes(llama, enc, None, members) == 1 + 12
+
+
 def test_states_that_give_other_numbers_are_found_out(llama, monkeypatch):
     "The check compares with the model's own masked passes."
     (enc,) = texts_of(llama, (12,))
@@ -190,11 +193,6 @@ def test_a_row_that_sees_nothing_is_left_to_the_model(llama):
 # ---- the demo models
 
 
-def close(a, b):
-    "Of logits near 10, in float32."
-    return torch.allclose(a, b, atol=1e-4)
-
-
 @pytest.mark.parametrize('name', ['reviews-sst2', 'reviews'])
 def test_after_the_prefix_fewer_tokens_are_computed(name, monkeypatch):
     model, tokenizer = shallow_demo(name)
@@ -212,13 +210,15 @@ def test_after_the_prefix_fewer_tokens_are_computed(name, monkeypatch):
         return loo, found.values, *curves['order']
 
     found, n_tokens = [], []
-    for minimum in (0, 10**9):  # stored, and masked
-        monkeypatch.setattr('lrp_loo.loo.engines.MIN_STORED', minimum)
+    for stores in (True, False):  # stored, and masked
+        name = 'lrp_loo.loo.engines._Text.states_save_time'
+        monkeypatch.setattr(name, lambda self, stores=stores: stores)
         with CountTokens(model) as count:
             found.append(numbers())
         n_tokens.append(count.n)
     assert n_tokens[0] < 0.7 * n_tokens[1]
-    assert all(map(close, *found))
+    # logits near 10, in float32
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*found))
 
 
 # ---- models whose states cannot be stored

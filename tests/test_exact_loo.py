@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from close import masked_one_at_a_time
 from conftest import CountTokens
 from families import random_inputs, random_model
 from torch import nn
@@ -79,19 +80,16 @@ def text(n=N_TOKENS, seed=1):
     return {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
 
 
-@torch.no_grad()
 def one_masked_pass_at_a_time(model, enc, target):
-    "LOO (T,) and the largest logit, by the definition, at the last row where each has one."
+    "LOO (T,) and the logit's size, by the definition, at the last row where each has one."
 
-    def f(mask):
-        out = output_field(forward(model, enc | dict(attention_mask=mask)))[0]
+    def f(inputs):
+        out = output_field(forward(model, inputs))[0]
         return (out[-1] if out.ndim == 2 else out)[target]
 
-    mask = enc['attention_mask']
-    whole = f(mask)
-    places = torch.eye(mask.shape[1], dtype=mask.dtype)
-    gone = [f(mask * (1 - place)) for place in places]
-    return whole - torch.stack(gone), whole.abs()
+    mask = dict(attention_mask=torch.ones_like(enc['input_ids']))
+    whole, loo = masked_one_at_a_time(mask | enc, f)
+    return loo, whole.abs()
 
 
 def assert_exact(loo, expected, logit):
@@ -117,12 +115,6 @@ def test_unlisted_families_are_masked(name):
         assert_loo_is_exact(model, text())
 
 
-@pytest.fixture
-def any_length(monkeypatch):
-    "States are stored of short texts as well."
-    monkeypatch.setattr('lrp_loo.loo.engines.MIN_STORED', 0)
-
-
 @pytest.mark.parametrize('name', MIXING)
 def test_what_a_mask_does_not_hide_is_refused(name):
     model = unlisted_model(name, 0.1)
@@ -132,7 +124,7 @@ def test_what_a_mask_does_not_hide_is_refused(name):
 
 @pytest.mark.parametrize('std', [0.02, 0.1])
 @pytest.mark.parametrize('family,task', LISTED)
-def test_listed_families_are_exact(family, task, std, any_length):
+def test_listed_families_are_exact(family, task, std):
     # with every text in a batch of its own, and with all in a few
     budget = 30 if std == 0.1 else 8192
     # at 0.02 the hidden states are near 1 and LOO near 1e-4: single precision's
@@ -142,6 +134,7 @@ def test_listed_families_are_exact(family, task, std, any_length):
     spread_weights(model, std)
     encs = [random_inputs(model, n) for n in (N_TOKENS, 3, 11, 40, 2)]
     encs.append({k: v.clone() for k, v in encs[2].items()})  # a copy of a text
+    encs += [{'input_ids': e['input_ids']} for e in encs[1:3]]  # without a mask
     for enc, one in zip(encs, many_loo(model, encs, token_budget=budget), strict=True):
         expected = one_masked_pass_at_a_time(model, enc, one.readout.chosen(0))
         assert_exact(one.scores, *expected)
@@ -151,7 +144,7 @@ FEWER_ROWS = [(f, t) for f, t in LISTED if f in ('BERT', 'RoBERTa', 'Llama', 'Qw
 
 
 @pytest.mark.parametrize('family,task', FEWER_ROWS)
-def test_fewer_rows_are_computed_than_all_variants_have(family, task, any_length):
+def test_fewer_rows_are_computed_than_all_variants_have(family, task):
     "Except of an answer, which may be read at any row."
     model = random_model(family, task, 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, 40)
@@ -223,7 +216,7 @@ def convolved(module, name, part):
 
 @pytest.mark.parametrize('family', ['Llama', 'BERT'])
 @pytest.mark.parametrize('change', [hooked, of_another_class, convolved])
-def test_no_states_of_a_changed_model_are_stored(change, family, any_length):
+def test_no_states_of_a_changed_model_are_stored(change, family):
     model = random_model(family, 'class', 'sdpa', dtype=torch.float32)
     module, name = place(model)
     change(module, name, getattr(module, name))
@@ -232,7 +225,7 @@ def test_no_states_of_a_changed_model_are_stored(change, family, any_length):
 
 
 @pytest.mark.parametrize('task', ['class', 'next token'])
-def test_a_text_that_ends_in_the_padding_token(task, any_length):
+def test_a_text_that_ends_in_the_padding_token(task):
     "A classifier reads the row before it; a language model that row."
     model = random_model('Llama', task, 'sdpa', dtype=torch.float32)
     enc = random_inputs(model, N_TOKENS)

@@ -45,8 +45,8 @@ def test_loo_by_units_of_many_texts_is_that_of_each(sentences):
 # ---- curves
 
 
-def test_curves_of_many_texts_are_those_of_each(sentences, monkeypatch):
-    "As if each were alone, and whether states are stored or not."
+def test_curves_of_many_texts_are_those_of_each(sentences):
+    "As if each were alone."
     model, encs = sentences.model, sentences.encs
     g = torch.Generator().manual_seed(0)
     ids = [e['input_ids'][0] for e in encs]
@@ -54,7 +54,6 @@ def test_curves_of_many_texts_are_those_of_each(sentences, monkeypatch):
     units = [removal_units(special_mask(sentences.tokenizer, i), 2) for i in ids]
     texts = (encs, scores, units, [0, 1, None])
     together = perturbation_curves(model, *texts, token_budget=64)
-    monkeypatch.setattr('lrp_loo.loo.engines.MIN_STORED', 0)
     for found, *text in zip(together, *texts, strict=True):
         (alone,) = perturbation_curves(model, *([x] for x in text))
         _, s, u, _ = text

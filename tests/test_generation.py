@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from close import masked_one_at_a_time
 from conftest import demo_or_skip
 from families import FAMILIES, random_inputs, random_model
+from transformers import pipeline
 
 from lrp_loo import audit_generation, explain, explain_generation, load_demo
 from lrp_loo.core.stats import pearson
@@ -34,18 +36,13 @@ def close(a, b, tol=1e-9):
 def naive_loo(model, enc, n_prompt, log_prob):
     "(generated, T): one masked pass for each removed token, all rows."
     ids = enc['input_ids']
-    T = ids.shape[1]
 
-    def numbers(mask):
-        with torch.no_grad():
-            out = forward(model, dict(input_ids=ids, attention_mask=mask)).logits[0]
-        if log_prob:
-            out = out.log_softmax(-1)
-        return out[torch.arange(n_prompt - 1, T - 1), ids[0, n_prompt:]]
+    def numbers(inputs):
+        out = forward(model, inputs).logits[0]
+        out = out.log_softmax(-1) if log_prob else out
+        return out[torch.arange(n_prompt - 1, len(out) - 1), ids[0, n_prompt:]]
 
-    whole = numbers(torch.ones_like(ids))
-    masks = 1 - torch.eye(T, dtype=ids.dtype)
-    return torch.stack([whole - numbers(mask[None]) for mask in masks], 1)
+    return masked_one_at_a_time(enc, numbers)[1].T
 
 
 @pytest.mark.parametrize('log_prob', [False, True])
@@ -172,6 +169,15 @@ def test_the_models_own_continuation_is_that_of_its_settings(settings):
     assert torch.allclose(torch.tensor([a.logit for a in found]), own, atol=1e-4)
     config = found[0].info['generation_config']
     assert config.items() >= (settings | dict(do_sample=False)).items()
+
+
+@pytest.mark.parametrize('settings', [dict(max_new_tokens=3), dict(max_length=14)])
+def test_a_pipelines_own_length_is_taken(settings):
+    model, tokenizer = load_demo('reviews')
+    made = pipeline('text-generation', model, tokenizer=tokenizer, **settings)
+    whole = made(PROMPT, do_sample=False, return_tensors=True)
+    found = explain_generation(made, None, PROMPT, method='attn_lrp')
+    assert all_ids(found).tolist() == whole[0]['generated_token_ids']
 
 
 @pytest.mark.parametrize('units', ['token', 'sentence'])

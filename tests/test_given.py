@@ -1,5 +1,6 @@
 "What is given reaches the model, or is refused by name; against the model called by hand."
 
+from close import masked_one_at_a_time
 from conftest import random_bert
 from every_family import Words
 from families import HEADED, SIZES, drawn, random_inputs, random_model
@@ -22,20 +23,6 @@ SOME = ('loo', 'auto', 'attn_lrp', 'removal', 'removal+rows')
 TINY = dict(SIZES, vocab_size=99, num_hidden_layers=2)
 
 
-@torch.no_grad()
-def by_hand(model, enc, target=None):
-    "The predicted class' logit, and that without each token by its mask."
-    n = enc['input_ids'].shape[1]
-    logits = logits_of(model(**enc))
-    target = int(logits.argmax()) if target is None else target
-    without = []
-    for i in range(n):
-        mask = torch.ones(1, n, dtype=torch.long)
-        mask[0, i] = 0
-        without.append(logits_of(model(**enc | dict(attention_mask=mask)))[target])
-    return logits[target], logits[target] - torch.stack(without)
-
-
 def logits_of(out):
     "The last row's, of a text."
     logits = out if torch.is_tensor(out) else out.logits
@@ -44,7 +31,7 @@ def logits_of(out):
 
 def check(a, model, enc):
     "Logit and LOO as by hand."
-    logit, loo = by_hand(model, enc, a.target)
+    logit, loo = masked_one_at_a_time(enc, lambda x: logits_of(model(**x))[a.target])
     assert a.logit == pytest.approx(float(logit), rel=1e-4, abs=1e-4)
     if a.method == 'loo' or a.info.get('exact') is True:
         torch.testing.assert_close(a.scores, loo, **TOLERANCE)

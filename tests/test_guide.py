@@ -25,8 +25,8 @@ TASKS = (
     ' Half precision'
 ).split(', ')
 PAGES = (
-    'explain showing templates data_sets command_line generation summaries pairs parts'
-    ' other_tools stability'
+    'explain trust showing templates data_sets command_line generation summaries pairs'
+    ' parts other_tools stability'
 ).split()
 MOST_LINES = 12  # of a page's own code
 MOST_WORDS = 400  # of its text

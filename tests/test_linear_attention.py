@@ -8,16 +8,9 @@ from close import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrp_loo.paper.linear_attention import (
-    FORMS,
-    PIXELS,
-    POOLINGS,
-    SCALES,
-    LinearAttention,
-    accuracy,
-    normalise_images,
-    train_linear_attention,
-)
+from lrp_loo.paper.linear_attention import FORMS, PIXELS, POOLINGS, SCALES
+from lrp_loo.paper.linear_attention import LinearAttention, accuracy, normalise_images
+from lrp_loo.paper.linear_attention import train_linear_attention
 from lrp_loo.paper.pixel_maps import pixel_ig, pixel_loo, pixel_lrp, table1, table1_rows
 
 pytestmark = pytest.mark.usefixtures('one_thread')

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from close import masked_one_at_a_time
 from conftest import CountTokens, random_bert
 from families import random_model
 from torch import nn
@@ -192,16 +193,9 @@ def gradient_of(model, enc):
     return g, seen[0]
 
 
-@torch.no_grad()
 def loo_by_hand(model, enc):
-    "One masked pass for each token."
-    n = enc['input_ids'].shape[1]
-    keep = torch.cat([torch.ones(1, n), 1 - torch.eye(n)]).long()
-    logits = torch.cat(
-        [model(**enc | dict(attention_mask=row[None])).logits for row in keep]
-    )
-    target = logits[0].argmax()
-    return logits[0, target] - logits[1:, target]
+    logits, loo = masked_one_at_a_time(enc, lambda x: model(**x).logits[0])
+    return loo[:, logits.argmax()]
 
 
 @pytest.mark.parametrize('change', CHANGES)

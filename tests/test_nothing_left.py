@@ -19,7 +19,7 @@ import lrp_loo
 from lrp_loo import attribute_context, audit_generation, explain, explain_generation
 from lrp_loo import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
-from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp import conservation
 from lrp_loo.methods import explain_methods
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import watch_embeddings

@@ -9,17 +9,8 @@ import transformers
 from close import assert_close
 from torch.nn import functional as F
 
-from lrp_loo import (
-    audit,
-    calibrate,
-    explain,
-    explain_entities,
-    explain_labels,
-    explain_pairs,
-    explain_windows,
-    load_demo,
-    sweep,
-)
+from lrp_loo import audit, calibrate, explain, explain_entities, explain_labels
+from lrp_loo import explain_pairs, explain_windows, load_demo, sweep
 from lrp_loo.models.loading import demo_base
 
 PAIR = ('the new phone has a bright screen', 'its display is bright')
@@ -218,6 +209,20 @@ def test_a_sentence_transformer_reads_as_it_does_itself(similarity, pooling):
         model = library.SentenceTransformer(modules=layers, **how | options)
         with pytest.raises(ValueError, match='manhattan|truncate_dim 8'):
             explain(model, None, [PAIR], 'loo')
+
+
+@pytest.mark.parametrize('n_dims', [None, 16])
+@pytest.mark.filterwarnings('ignore')
+def test_one_text_is_explained_by_a_function_of_its_embedding(n_dims):
+    model = library.SentenceTransformer(str(demo_base('minilm')), device='cpu')
+    model.truncate_dim = n_dims
+    (a,) = explain(model, None, PAIR[0], 'loo', lambda x: x['sentence_embedding'][:, 3])
+    assert_close(a.logit, float(model.encode(PAIR[0])[3]))
+    batch = dict(model.tokenizer(PAIR[0], return_tensors='pt'))
+    for i, score in enumerate(a.scores.tolist()):
+        mask = torch.ones_like(batch['input_ids']).index_fill(1, torch.tensor(i), 0)
+        without = model(batch | dict(attention_mask=mask))['sentence_embedding'][0, 3]
+        assert score == pytest.approx(a.logit - without.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize('n_labels', [1, 3])

@@ -3,7 +3,6 @@
 import re
 from html import escape
 
-import chromium
 import pytest
 import torch
 from conftest import needs_browser, shallow_demo
@@ -26,12 +25,6 @@ CHOOSE = (
 @pytest.fixture(scope='module')
 def demo():
     return shallow_demo(layers=4)
-
-
-@pytest.fixture(scope='module')
-def browser():
-    with chromium.Chromium() as c:
-        yield c
 
 
 @pytest.fixture(scope='module')

@@ -4,21 +4,11 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MPNetConfig,
-    MPNetForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import MPNetConfig, MPNetForSequenceClassification, T5Config
+from transformers import T5ForConditionalGeneration, ViTConfig
+from transformers import ViTForImageClassification
 
 from lrp_loo import explain
 from lrp_loo.models.loading import demo_base

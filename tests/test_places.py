@@ -7,7 +7,7 @@ from families import SIZES, drawn
 from peft import PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig
 from peft import get_peft_model
 import pytest
-from close import assert_close
+from close import assert_close, masked_one_at_a_time
 from test_lrp import close
 import torch
 
@@ -34,16 +34,9 @@ def output_of(model, enc):
     return model(**enc).logits[0]
 
 
-def masked_one_at_a_time(model, enc, *where):
-    "LOO of an entry of the logits by one forward pass per token."
-    whole = output_of(model, enc)[where]
-    scores = []
-    for i in range(enc['input_ids'].shape[1]):
-        mask = enc['attention_mask'].clone()
-        mask[0, i] = 0
-        rest = output_of(model, enc | dict(attention_mask=mask))[where]
-        scores.append(whole - rest)
-    return torch.stack(scores)
+def loo_of(model, enc, *where):
+    "LOO of an entry of the logits."
+    return masked_one_at_a_time(enc, lambda x: output_of(model, x)[where])[1]
 
 
 @pytest.fixture(scope='module')
@@ -63,7 +56,7 @@ def test_a_masked_language_model_is_explained_at_its_mask(mlm, tokenizer, method
         assert a.info['position'] == place
         assert f'at token {place} ([MASK])' in a.explained
         if method == 'loo':
-            close(a.scores, masked_one_at_a_time(mlm, enc, place, a.target), 1e-4)
+            close(a.scores, loo_of(mlm, enc, place, a.target), 1e-4)
 
 
 def test_no_mask_or_several_ask_for_a_position(mlm, tokenizer):
@@ -88,7 +81,7 @@ def test_a_row_of_tokens_is_read_at_its_position(tokenizer):
     assert a.explained.startswith('target')
     assert a.explained.endswith('at token 2 (jokes)')
     enc = encode(model, tokenizer, text)
-    close(a.scores, masked_one_at_a_time(model, enc, 2, a.target), 1e-4)
+    close(a.scores, loo_of(model, enc, 2, a.target), 1e-4)
     decoder = small('LlamaForCausalLM', pad_token_id=0)
     for a in explain(decoder, tokenizer, TEXTS[:2]):
         assert a.explained.endswith(f'at token {len(a) - 1} ([SEP])')
@@ -152,7 +145,7 @@ def test_a_prompt_tuned_decoder_counts_the_text_s_tokens(kind, tokenizer):
         enc = encode(model, tokenizer, text)
         assert a.target == int(output_of(model, enc)[-1].argmax())
         assert a.info['position'] == len(a) - 1
-        close(a.scores, masked_one_at_a_time(model, enc, -1, a.target), 1e-4)
+        close(a.scores, loo_of(model, enc, -1, a.target), 1e-4)
     place = Target(position=2)
     (early,) = explain(model, tokenizer, TEXTS[0], 'grad_x_input', target=place)
     logits = output_of(model, encode(model, tokenizer, TEXTS[0]))

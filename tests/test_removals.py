@@ -8,14 +8,8 @@ import torch
 from lrp_loo import explain, load_demo
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.engines import read_subsets
-from lrp_loo.loo.removals import (
-    REMOVALS,
-    ModelInputs,
-    Removal,
-    Resample,
-    as_removal,
-    fill_id,
-)
+from lrp_loo.loo.removals import REMOVALS, ModelInputs, Removal, Resample, as_removal
+from lrp_loo.loo.removals import fill_id
 from lrp_loo.models.encoding import encode
 from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 

@@ -12,8 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-os.environ.setdefault('HF_HUB_OFFLINE', '1')
-os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 os.environ.setdefault('TQDM_DISABLE', '1')
 
 import numpy as np

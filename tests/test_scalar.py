@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrp_loo.paper.bracketings import bracketings, draw_figure1, scalar_table
-from lrp_loo.paper.scalar import (
-    bracketing_name,
-    depth_relevance,
-    leaf_depths,
-    product,
-    scalar_ig,
-    scalar_loo,
-    scalar_relevance,
-)
+from lrp_loo.paper.scalar import bracketing_name, depth_relevance, leaf_depths, product
+from lrp_loo.paper.scalar import scalar_ig, scalar_loo, scalar_relevance
 
 A = ((0, 1), 2)
 B = (0, (1, 2))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp.composite import gradient
-from lrp_loo.lrp.conservation import conservation
+from lrp_loo.lrp import conservation
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import check_model
 from lrp_loo.estimate import removal_scores

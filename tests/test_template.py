@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import pearsonr
 import torch
 
-from lrp_loo.evaluate.cost import frontier
+from lrp_loo.evaluate.audit import frontier
 from lrp_loo.inputs.targets import fix_index
 from lrp_loo.cli import main
 from lrp_loo.methods import explain

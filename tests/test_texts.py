@@ -2,22 +2,12 @@
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForMultipleChoice,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    RobertaConfig,
-    RobertaForMultipleChoice,
-)
+from transformers import BertConfig, BertForMultipleChoice
+from transformers import BertForSequenceClassification, BertForTokenClassification
+from transformers import RobertaConfig, RobertaForMultipleChoice
 
-from lrp_loo import (
-    explain,
-    explain_choices,
-    explain_entities,
-    explain_windows,
-    load_demo,
-)
+from lrp_loo import explain, explain_choices, explain_entities, explain_windows
+from lrp_loo import load_demo
 from lrp_loo.tasks.classifiers import tagged_entities, window_spans
 
 SIZES = dict(

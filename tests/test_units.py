@@ -112,3 +112,18 @@ def test_a_span_holds_the_tokens_of_its_characters_alone():
         with torch.no_grad():
             without = model(ids, attention_mask=mask).logits[0, -1, a.target]
         assert a.scores.item() == pytest.approx(a.logit - float(without), abs=1e-4)
+
+
+def test_words_and_spans_of_an_encoding_and_one_text_of_a_pair(demo):
+    pair = ('a film', 'an unpretentious one')
+    enc = demo[1](*pair, return_tensors='pt')
+    start, stop = enc.word_to_tokens(1, sequence_index=1)
+    mask = enc['attention_mask'].clone().index_fill(1, torch.arange(start, stop), 0)
+    without = demo[0](**{**enc, 'attention_mask': mask}).logits[0, 1].item()
+    for units in ('word', [(start, stop)]):
+        (a,) = explain(*demo, enc, 'loo', 1, units=units)
+        score = a.scores[a.tokens.index('unpretentious')].item()
+        assert stop - start > 1 and score == pytest.approx(a.logit - without, abs=1e-4)
+    (a,) = explain(*demo, pair, passes=9, among='hypothesis')
+    assert a.is_content.tolist() == [k == 1 for k in enc.sequence_ids()]
+    assert a.content_is_exact and not a.exact

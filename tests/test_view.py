@@ -4,14 +4,15 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 
-import chromium
 import pytest
 import torch
 from conftest import needs_browser
 
 from lrp_loo.records import Attribution, Generation, Pairs
 from lrp_loo.records import Attributions, compare
-from lrp_loo.records.display import score_colour
+from lrp_loo.records.display import score_colour, terminal_text
+from lrp_loo.reports.comparison import compare_summaries
+from lrp_loo.reports.summary import summarize
 
 
 CSS = (files('lrp_loo') / 'assets' / 'records.css').read_text('utf-8')
@@ -86,6 +87,21 @@ def test_the_palette_can_be_seen(page):
         assert contrast(rgb_of(name, page), rgb_of('paper', page)) > least, name
 
 
+def test_a_terminal_can_be_read_on_a_dark_and_on_a_light_ground():
+    "Letters on both; a block is never pale, which would shine on a dark ground."
+    text = terminal_text(
+        of([0.0, 10.0, 5.1, 4.9, 0.0], tokens='[CLS] a fine film [SEP]')
+    )
+    blocks = re.findall(r'\x1b\[48;2;([\d;]*)m\x1b\[30m(\w+)', text)
+    letters = re.findall(r'\x1b\[38;2;([\d;]*)m(\w+)', text)
+    assert [word for _, word in blocks + letters] == ['a', 'fine', 'film']
+    for colour, _ in blocks:
+        assert 4.5 < contrast(tuple(map(int, colour.split(';'))), (0, 0, 0)) < 10
+    for ground in ((0, 0, 0), (255, 255, 255)):
+        for colour, _ in letters:
+            assert contrast(tuple(map(int, colour.split(';'))), ground) > 4.5
+
+
 # --- in a browser
 
 
@@ -114,6 +130,17 @@ def many_pairs():
     return Pairs(main, torch.triu(scores, 1) + torch.triu(scores, 1).T)
 
 
+def of_words():
+    "The summary of two texts, by a method with other scores."
+    scores = torch.tensor([0.0, -1.0, 0.3, 2.0, 0.0]) / 7
+    maps = [WIDE, replace(WIDE, scores=scores)]
+    others = [replace(a, scores=a.scores + a.scores.sin(), method='ig') for a in maps]
+    return [summarize(some, min_count=2) for some in (maps, others)]
+
+
+WIDE = of(
+    [0.0, 0.1234, 1.234, -0.0567, 0.0], tokens='[CLS] but forgettable minutes [SEP]'
+)
 LONG = of([0.1] * 40, tokens=' '.join(['[CLS]', *['word'] * 38, '[SEP]']))
 VIEWS = dict(
     attribution=DARK,
@@ -122,13 +149,10 @@ VIEWS = dict(
     comparison=compare(DARK, replace(DARK, method='loo')),
     generation=generated(),
     pairs=many_pairs(),
+    reasons=Attributions([WIDE, LONG]).reasons(),
+    words=of_words()[0],
+    compared=compare_summaries(*of_words()),
 )
-
-
-@pytest.fixture(scope='module')
-def browser():
-    with chromium.Chromium() as c:
-        yield c
 
 
 @pytest.fixture
@@ -157,18 +181,20 @@ def colour_of(c, selector):
 
 @needs_browser
 @pytest.mark.parametrize('name', VIEWS)
-@pytest.mark.parametrize('scheme', PALETTE)
+@pytest.mark.parametrize('scheme', [*PALETTE, 'print'])
 def test_nothing_is_cut_in_a_narrow_window_light_or_dark(shown, name, scheme):
-    "What is wider than its box can be scrolled to with the keyboard."
+    "What is wider than its box can be scrolled to with the keyboard, if not on paper."
     c = shown(VIEWS[name], scheme)
     assert c.js('document.documentElement.scrollWidth') <= 420
+    seen = 'true' if scheme == 'print' else "!e.closest('.scroll[tabindex]')"
     cut = (
         "[...document.querySelectorAll('.lrp-loo *')].filter(e => e.checkVisibility()"
-        " && e.getBoundingClientRect().right > 420 && !e.closest('.scroll[tabindex]'))"
+        f" && e.getBoundingClientRect().right > 420 && {seen})"
         ".map(e => e.outerHTML)"
     )
     assert c.js(cut) == []
-    assert colour_of(c, "document.querySelector('.lrp-loo')") == rgb_of('paper', scheme)
+    paper = rgb_of('paper', scheme.replace('print', 'light'))
+    assert colour_of(c, "document.querySelector('.lrp-loo')") == paper
     assert c.errors == c.offline == []
 
 

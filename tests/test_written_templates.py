@@ -1,6 +1,7 @@
 "A template wrote the token that the tokenizer puts in front: it stands there once."
 
 import copy
+from functools import partial
 
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -161,3 +162,47 @@ def test_attribute_context(request, of):
         torch.testing.assert_close(
             sum(a.scores[:3] for a in g), expected, rtol=1e-3, atol=1e-4
         )
+
+
+@pytest.mark.parametrize('of', ['plain', 'chat', 'T5'])
+def test_passages(reviews, of):
+    "Hidden by hand: each passage, for an answer's sentences and against another one."
+    model, tokenizer = (T5, load_demo('sst2')[1]) if of == 'T5' else reviews
+    passages = [f' Film {i} is slow. It is long.' for i in range(18)]
+    question, answer, other = 'Which film is long?', 'Film 3 is. It is slow.', 'None.'
+    text, how = '\n\n'.join([*passages, question]), {}
+    if of == 'chat':  # all stands in one's own words
+        how = dict(messages=[dict(role='user', content=text)])
+        text = tokenizer.apply_chat_template(how['messages'], tokenize=False)
+    elif of == 'plain':
+        text, how = text + ' It: ', dict(template='{context}\n\n{question} It: ')
+    text += '\n' * (of == 'T5')
+    options = dict(add_special_tokens=of != 'chat', return_offsets_mapping=True)
+    enc = tokenizer(text.rstrip(' '), **options)
+
+    def log_p(answer, passage=''):
+        answer = ' ' * (of == 'plain') + answer
+        new = tokenizer(answer, add_special_tokens=False)['input_ids']
+        ids = enc['input_ids'] + new * (of != 'T5')
+        mask = torch.ones(1, len(ids), dtype=torch.long)
+        first = text.index(passage.strip())
+        for i, (_, end) in enumerate(enc['offset_mapping']):
+            mask[0, i] = not first < end <= first + len(passage.strip())
+        inputs = dict(input_ids=torch.tensor([ids]), attention_mask=mask)
+        if of == 'T5':
+            inputs['decoder_input_ids'] = torch.tensor([[0, *new]])
+        rows = model(**inputs).logits[0, -len(new) - 1 : -1].log_softmax(-1)
+        return rows.gather(1, torch.tensor([new]).T)[:, 0]
+
+    changes = torch.stack([log_p(answer) - log_p(answer, p) for p in passages], 1)
+    against = torch.stack([(log_p(other) - log_p(other, p)).sum() for p in passages])
+    n = len(log_p(answer.split('.')[0] + '.'))  # tokens of the first sentence
+    ask = partial(attribute_context, model, tokenizer, passages, question=question)
+    a, rows = ask(answer, **how), ask(answer, answer_units='sentence', **how)
+    near = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+    near(a.scores, changes.sum(0))
+    sums = changes[:n].sum(0), changes[n:].sum(0)
+    near(torch.tensor(rows.matrix.to_numpy()).float(), torch.stack(sums))
+    near(ask(target=(answer, other), **how).scores, changes.sum(0) - against)
+    assert a.exact and a.tokens[1] == '[2] Film 1 is slow. It is long.'
+    assert rows.matrix.index.tolist() == ['Film 3 is.', 'It is slow.']

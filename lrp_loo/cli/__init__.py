@@ -18,8 +18,8 @@ from typer.main import get_command
 from .. import __version__
 from ..core.arguments import UsageError
 from ..core.tools import printable
-from .commands import compare, context, explain, generate, pairs
-from .datasets import audit, calibrate, reproduce, summarize, sweep
+from .commands import audit, calibrate, compare, context, explain
+from .commands import generate, pairs, reproduce, summarize, sweep
 
 # %% ../../nbs/lib/cli.ipynb #00000007
 def _print_version(is_asked):

@@ -89,13 +89,14 @@ def whole_number(
     name: str,  # the argument's name
     value: Any,
     minimum: int = 1,  # the smallest accepted number
+    maximum: int | None = None,  # the largest; None: any
 ) -> int:
-    "Return value as an int; raise ValueError unless it is an integer >= minimum."
+    "Return value as an int; raise ValueError unless it is an integer in this range."
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < minimum:
-        raise ValueError(
-            f"{name} must be a whole number, at least {minimum}, got {value!r}"
-        )
+    if not is_whole or value < minimum or value > (maximum or value):
+        limits = f"at least {minimum}"
+        limits += "" if maximum is None else f" and at most {maximum}"
+        raise ValueError(f"{name} must be a whole number, {limits}, got {value!r}")
     return int(value)
 
 

@@ -10,6 +10,7 @@ __all__ = ['FEWEST_TOKENS', 'COLUMNS', 'normalize', 'unit_map', 'pearson', 'spea
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 
 from .arguments import one_of
@@ -108,15 +109,10 @@ def of_texts(
     "Average each text's numbers over its templates, if they are defined."
     if not rows or 'text' not in rows[0]:
         return numbers
-    by_text = {}
-    for row, number in zip(rows, numbers):
-        by_text.setdefault(row['text'], []).append(number)
-    means = []
-    for values in map(np.array, by_text.values()):
-        n_defined = (~np.isnan(values)).sum(0)
-        mean = np.nansum(values, 0) / np.maximum(n_defined, 1)
-        means.append(np.where(n_defined > 0, mean, np.nan))
-    return np.array(means)
+    table = pd.DataFrame(numbers.reshape(len(rows), -1))
+    texts = np.array([row['text'] for row in rows])
+    means = table.groupby(texts, sort=False).mean().to_numpy()
+    return means.reshape(-1, *numbers.shape[1:])
 
 
 class MeanSE(NamedTuple):

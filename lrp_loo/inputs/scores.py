@@ -149,7 +149,7 @@ def read_row_only(
 def last_rows_only(
     model: torch.nn.Module,
     target: Any = None,  # see `as_target`, or a `Readout`
-) -> dict[str, int]:
+) -> dict[str, torch.Tensor]:
     """Return the forward arguments that limit a causal language model's logits to the
     rows that are read; {} if it does not support that.
     """
@@ -162,10 +162,9 @@ def last_rows_only(
     if may_read_all or any_modified(model, ()) or depends_on_batch(model):
         return {}
     target = as_target(target.target if isinstance(target, Readout) else target)
-    if callable(target):
-        n = getattr(target, 'n_rows', None)
-        return {} if n is None else dict(logits_to_keep=n)
-    return dict(logits_to_keep=1) if target.output in (None, 'logits') else {}
+    n = 1 if reads_logits(target) else getattr(target, 'n_rows', None)
+    # places, not their number: rows are then copied, and the head is one product
+    return {} if n is None else dict(logits_to_keep=torch.arange(-n, 0))
 
 # %% ../../nbs/lib/inputs_scores.ipynb #0000001d
 @dataclass

@@ -12,19 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lrp_loo.lrp.composite import (
-    ELEMENTWISE,
-    FACTOR_POSITIONS,
-    LINEAR,
-    LINEAR_LAYERS,
-    Composite,
-    Operation,
-    carries_relevance,
-    dependent_tensors,
-    mark,
-    marks_of,
-    tensors_in,
-)
+from .composite import ELEMENTWISE, FACTOR_POSITIONS, LINEAR, LINEAR_LAYERS
+from .composite import Composite, Operation, carries_relevance
+from .composite import dependent_tensors, mark, marks_of, tensors_in
 from .report import Report
 from .rules import constant, epsilon_rule, scale_gradient
 from ..models.attention import NO_POSITIONS, POSITIONS, AttentionCall

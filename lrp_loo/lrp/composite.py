@@ -237,26 +237,26 @@ def marks_of(t: torch.Tensor) -> Marks:  # do not change it
 
 def mark(t: torch.Tensor, **marks: Any) -> None:
     "Set fields of a tensor's `Marks`."
-    if not hasattr(t, '_lrp_loo_marks'):
-        t._lrp_loo_marks = Marks()
-    vars(t._lrp_loo_marks).update(marks)
+    if (of_tensor := marks_of(t)) is _NO_MARKS:
+        t._lrp_loo_marks = of_tensor = Marks()
+    vars(of_tensor).update(marks)
 
 
 def tensors_in(
     *xs: Any,
     with_gradient: bool = True,  # False: also those that require none
 ) -> list[torch.Tensor]:
-    "Return the tensors in nested arguments that require gradients."
-    tensors, stack = [], list(reversed(xs))
-    while stack:
-        x = stack.pop()
-        if isinstance(x, torch.Tensor):
-            if x.requires_grad or not with_gradient:
-                tensors.append(x)
-        elif isinstance(x, (list, tuple)):
-            stack += reversed(x)
-        elif isinstance(x, dict):
-            stack += reversed(x.values())
+    "Return the tensors in nested arguments that require gradients, outer ones first."
+    tensors, nested = [], [xs]
+    for values in nested:
+        for x in values:
+            if isinstance(x, torch.Tensor):
+                if x.requires_grad or not with_gradient:
+                    tensors.append(x)
+            elif isinstance(x, (list, tuple)):
+                nested.append(x)
+            elif isinstance(x, dict):
+                nested.append(x.values())
     return tensors
 
 

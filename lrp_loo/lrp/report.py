@@ -13,17 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrp_loo.lrp.composite import (
-    DIVISIONS,
-    FACTOR_POSITIONS,
-    SUMS,
-    Operation,
-    carries_relevance,
-    dependent_tensors,
-    mark,
-    marks_of,
-    tensors_in,
-)
+from .composite import DIVISIONS, FACTOR_POSITIONS, SUMS, Operation
+from .composite import carries_relevance, dependent_tensors, mark, marks_of
+from .composite import tensors_in
 from ..records.base import Table
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000007

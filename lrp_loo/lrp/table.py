@@ -20,55 +20,38 @@ from torch.nn import functional as F
 
 from ..core.tensors import stabilize
 from .attention import record_weights, sdpa_rule, softmaxes_of
-from lrp_loo.lrp.composite import (
-    ACTIVATIONS,
-    DIVISIONS,
-    ELEMENTWISE,
-    FACTOR_POSITIONS,
-    LINEAR,
-    NORMALIZERS,
-    SUM_AND_PRODUCT,
-    SUMS,
-    LINEAR_LAYERS,
-    Composite,
-    Operation,
-    carries_relevance,
-    mark_outputs,
-    marks_of,
-)
+from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE, FACTOR_POSITIONS
+from .composite import LINEAR, NORMALIZERS, SUM_AND_PRODUCT, SUMS
+from .composite import LINEAR_LAYERS, Composite, Operation, carries_relevance
+from .composite import mark_outputs, marks_of
 from .rules import constant, epsilon_rule, scale_gradient
 from ..models.attention import AttentionCall, float_mask, operation_name
 
 # %% ../../nbs/lib/lrp_table.ipynb #a78548f2
 class _Identity(Function):
     @staticmethod
-    def forward(ctx, x, y, eps):
+    def forward(ctx, x, y):
         # divided here: the model may change both tensors in place
-        if x.dtype not in (torch.float32, torch.float64):  # ε underflows in half
-            ratio = (y.float() / stabilize(x.float(), eps)).to(y.dtype)
-        else:
-            z = stabilize(x, eps)
-            ratio = torch.div(y, z, out=z)  # reuse z's memory
+        ratio = (y / x).nan_to_num_(0.0, 0.0, 0.0)  # 0 where x is 0
         ctx.save_for_backward(ratio)
         return y.detach()
 
     @staticmethod
     def backward(ctx, g):
         (ratio,) = ctx.saved_tensors
-        return g * ratio, None, None
+        return g * ratio, None
 
 
 def identity_rule(
     f: Callable[..., Any],  # an element-wise torch function: gelu, tanh, relu, silu
     x: torch.Tensor,  # its input
     *args: Any,
-    eps: float = 1e-12,  # stabilizes the division if x is 0
     **kwargs: Any,
 ) -> torch.Tensor:  # f(x)
     "Compute f(x) with f(x)/x as its gradient, so that x gets f(x)'s relevance."
     with torch.no_grad():
         y = f(x, *args, **kwargs)
-    return _Identity.apply(x, y, eps)
+    return _Identity.apply(x, y)
 
 # %% ../../nbs/lib/lrp_table.ipynb #2a4d1ead
 class _LayerNorm(Function):

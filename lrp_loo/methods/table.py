@@ -66,12 +66,15 @@ def check_options(
             owners.setdefault(option, f" of method {other!r}")
     owners |= dict.fromkeys(names, '')
     name = unknown[0]
+    answer = '; did you mean max_new_tokens of explain_generation?'
     suggestion = dict(
+        max_length=answer,
+        max_tokens=answer,
         position='; take target=Target(index, position=...)',
         text_pair="; a pair of texts is a tuple: ('premise', 'hypothesis')",
     ).get(name, '')
-    for nearest in get_close_matches(name, owners, 1):
-        suggestion = f"; did you mean {nearest}{owners[nearest]}?"
+    if not suggestion and (nearest := get_close_matches(name, owners, 1)):
+        suggestion = f"; did you mean {nearest[0]}{owners[nearest[0]]}?"
     raise TypeError(
         f"{name}={repr(options[name]):.60} is no option of method"
         f" {method_name(method)!r}, which takes {', '.join(names) or 'none'}"

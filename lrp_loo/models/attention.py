@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -84,9 +85,8 @@ class AttentionCall:
         Z, B = self.logits() if Z is None else Z, self.bias()
         if B is None:
             return Z.softmax(-1)
-        Z = Z + B
-        is_masked = (Z == -math.inf).all(-1, keepdim=True)
-        A = Z.masked_fill(is_masked, 0.0).softmax(-1)
+        is_masked = (B == -math.inf).all(-1, keepdim=True)
+        A = (Z + B.masked_fill(is_masked, 0.0)).softmax(-1)
         return A.masked_fill(is_masked, 0.0)
 
     def compute(self, **changes: Any) -> torch.Tensor:
@@ -95,6 +95,7 @@ class AttentionCall:
         return F.scaled_dot_product_attention(**vars(call))
 
 # %% ../../nbs/lib/models_attention.ipynb #00000008
+@lru_cache
 def operation_name(func: Callable[..., Any]) -> str:
     "Return a torch function's name, such as 'linear'; for a getter its property's."
     name = getattr(func, '__name__', None)

@@ -21,15 +21,9 @@ from ..core.hooks import Hook, forward_hooks, restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
-from lrp_loo.models.structure import (
-    all_modules,
-    device_of,
-    embedding_modules,
-    forward_arguments,
-    input_names,
-    cached_in_call,
-    unwrapped_model,
-)
+from .structure import all_modules, device_of, embedding_modules
+from .structure import forward_arguments, input_names, cached_in_call
+from .structure import unwrapped_model
 
 # %% ../../nbs/lib/models_call.ipynb #00000005
 class WatchedEmbeddings(list):

@@ -17,14 +17,8 @@ import torch
 
 from ..core.tensors import per_token
 from ..core.arguments import Texts, Tokenizer, whole_number
-from lrp_loo.models.structure import (
-    device_of,
-    input_embeddings,
-    input_names,
-    cached_in_call,
-    position_offset,
-    unwrapped_model,
-)
+from .structure import device_of, input_embeddings, input_names
+from .structure import cached_in_call, position_offset, unwrapped_model
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000005
 TOKEN_BUDGET = 8192  # number of tokens in one batch, at most
@@ -49,7 +43,7 @@ def as_texts(texts: Texts) -> list:
     if is_single or is_number or not isinstance(texts, Iterable):
         raise TypeError(
             "texts must be a list of str, of pairs (tuples of two), or of images, got"
-            f" {type(texts).__name__}"
+            f" {type(texts).__name__}; the call is explain(model, tokenizer, texts)"
         )
     return list(texts)
 
@@ -65,7 +59,9 @@ def is_message(x: Any) -> bool:
     return isinstance(x, dict) and {'role', 'content'} <= set(x)
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000008
-def _chat_advice(text, name='text'):
+def _text_advice(text, name='text'):
+    if name == 'text' and isinstance(text, (int, torch.Tensor)):
+        return "; token ids are an encoding: dict(input_ids=[[101, 2307, 102]])"
     turns = text if isinstance(text, (list, tuple)) else [text]
     if not turns or not all(map(is_message, turns)):
         is_pair = name == 'text' and isinstance(text, list) and len(text) == 2
@@ -82,10 +78,10 @@ def check_text(text: Any, name: str = 'text') -> None:
         article = 'a' if name == 'text' else 'the'
         raise TypeError(
             f"{article} {name} must be a str, got"
-            f" {type(text).__name__}{_chat_advice(text, name)}"
+            f" {type(text).__name__}{_text_advice(text, name)}"
         )
     if not text.strip():
-        raise ValueError(f"the {name} is empty")
+        raise ValueError(f"the {name} is empty{'; leave it out' * (name == 'text')}")
     for i, c in enumerate(text):
         if '\ud800' <= c <= '\udfff':
             raise ValueError(
@@ -368,7 +364,7 @@ def _encode_text(model, tokenizer, text, truncation, max_length):
             "the tokenizer must be the model's tokenizer, got"
             f" {type(tokenizer).__name__}"
         )
-    is_pair = isinstance(text, tuple) and not _chat_advice(text)
+    is_pair = isinstance(text, tuple) and not _text_advice(text)
     if is_pair and len(text) != 2:
         raise ValueError(
             f"a tuple is a pair of texts, and this one has {len(text)}; give"

@@ -21,12 +21,8 @@ from .attention import NO_POSITIONS, POSITIONS, Positions, at_positions
 from ..core.arguments import Tokenizer
 from .encoding import check_text, encode, is_encoding, special_ids
 from .multipart import MultiPartModel, join_parts, n_first
-from lrp_loo.models.structure import (
-    forward_arguments,
-    input_names,
-    cached_in_call,
-    pretrained_parts,
-)
+from .structure import forward_arguments, input_names, cached_in_call
+from .structure import pretrained_parts
 
 # %% ../../nbs/lib/models_media.ipynb #00000005
 PICTURE_SIZE = 160  # largest height or width of a picture in a record, in pixels

@@ -19,13 +19,8 @@ from torch.nn import functional as F
 from ..core.hooks import forward_hooks
 from ..core.arguments import Tokenizer, one_of
 from .attention import NO_POSITIONS, POSITIONS, Positions, at_positions
-from lrp_loo.models.encoding import (
-    check_ids,
-    check_text,
-    encode,
-    is_encoding,
-    max_tokens,
-)
+from .encoding import check_ids, check_text, encode, is_encoding
+from .encoding import max_tokens
 from .structure import device_of, forward_arguments, input_embeddings
 
 # %% ../../nbs/lib/models_multipart.ipynb #00000005
@@ -383,21 +378,28 @@ class TwoTowers(MultiPartModel):
 
     pooling, normalize = 'mean', True
     n_dims = None  # number of the embeddings' first dimensions; None: all
+    has_unit_length = False  # of the embeddings before dimensions are cut off
 
     def forward(
         self,
         tower_ids: torch.Tensor | None,  # (batch, T) 0: the first text; 1: the second
         **row: torch.Tensor,  # (batch, T, …) each: the encoder's inputs of both texts
     ) -> Any:
-        return _as_output(_run_by_length(self._similarity, tower_ids, **row))
+        "Return the similarity of two texts, or the embedding of one."
+        out = _run_by_length(self._numbers, tower_ids, **row)
+        return _as_output(out) if tower_ids.any() else dict(sentence_embedding=out)
 
-    def _similarity(self, n, row):
+    def _numbers(self, n, row):
         ids = row['input_ids']
         positions = torch.arange(ids.shape[1], device=ids.device)
-        first, second = (
+        ends = [
             self._embedding({k: v[:, part] for k, v in row.items()}, positions[part])
             for part in (slice(0, n), slice(n, None))
-        )
+            if len(positions[part])
+        ]
+        if len(ends) == 1:
+            return ends[0]
+        first, second = (F.normalize(x, dim=-1) if self.normalize else x for x in ends)
         return (first * second).sum(-1, keepdim=True)
 
     def _embedding(self, inputs, positions):
@@ -413,19 +415,20 @@ class TwoTowers(MultiPartModel):
         else:
             weights = mask[..., None].to(states)
             pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-        pooled = pooled[:, : self.n_dims]
-        return F.normalize(pooled, dim=-1) if self.normalize else pooled
+        pooled = F.normalize(pooled, dim=-1) if self.has_unit_length else pooled
+        return pooled[:, : self.n_dims]
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
-        "Return one row for a pair of texts."
-        if not isinstance(text, tuple) or len(text) != 2:
+        "Return one row for a pair of texts, or for one."
+        parts = text if isinstance(text, tuple) else (text,)
+        if not 1 <= len(parts) <= 2:
             raise ValueError(
                 f"{type(self).__name__} compares two texts, and explains why they are"
                 f" alike: give a pair (first, second), got {reprlib.repr(text)}"
             )
-        for part in text:
+        for part in parts:
             check_text(part)
-        rows = [encode(self.inside, tokenizer, part, **limits) for part in text]
+        rows = [encode(self.inside, tokenizer, part, **limits) for part in parts]
         return join_parts(*rows)
 
 

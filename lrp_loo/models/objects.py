@@ -16,13 +16,8 @@ import torch
 from ..core.arguments import Model, Tokenizer
 from ..core.hooks import forward_hooks
 from .media import ImageAndText, ImageInText
-from lrp_loo.models.multipart import (
-    EncoderDecoder,
-    MultiPartModel,
-    ReadTwice,
-    SoundDecoder,
-    two_towers,
-)
+from .multipart import EncoderDecoder, MultiPartModel, ReadTwice
+from .multipart import SoundDecoder, two_towers
 from .structure import input_names, is_transformers
 
 # %% ../../nbs/lib/models_objects.ipynb #00000004
@@ -99,6 +94,9 @@ def _own_number(model, pair):
     options = dict(convert_to_tensor=True, show_progress_bar=False)
     if hasattr(model, 'predict'):
         number = model.predict([pair], activation_fn=torch.nn.Identity(), **options)
+    elif isinstance(pair, str):  # one text; its number is a function of this
+        embedding = model.encode([pair], **options)
+        return dict(sentence_embedding=embedding), dict(text=pair), None
     else:
         embeddings = model.encode(list(pair), **options)
         number = model.similarity_pairwise(*embeddings[:, None])
@@ -145,6 +143,7 @@ def _unwrap_sentence_transformers(model, tokenizer):
     pooling = pooling.removesuffix('token')
     normalize = has_unit_length or similarity == 'cosine'
     model = two_towers(parts['Transformer'].auto_model, pooling, normalize, n_dims)
+    model.has_unit_length = has_unit_length
     return model, tokenizer
 
 # %% ../../nbs/lib/models_objects.ipynb #0000000c

@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['MODEL_NAMES', 'PROMPTS', 'PROMPTS_WITHOUT_ANSWERS', 'EPOCHS', 'MAX_COUNTED', 'DRAWN_FLIPS', 'EQUAL_WITHIN',
            'RunOptions', 'Study', 'results_folder_name', 'read_parts', 'add_batches', 'add_rows', 'Prompt',
-           'count_tokens_up_to', 'text_examples', 'PromptedTexts', 'prompted_examples', 'DigitSets',
-           'load_digit_images', 'vit_pixels', 'digit_sets', 'interval_text', 'p_value', 'equivalence_p', 'holm',
-           'mean_against_zero']
+           'text_examples', 'PromptedTexts', 'prompted_examples', 'DigitSets', 'load_digit_images', 'vit_pixels',
+           'digit_sets', 'interval_text', 'p_value', 'equivalence_p', 'holm', 'mean_against_zero']
 
 # %% ../../nbs/lib/paper_common.ipynb #00000002
 import os
@@ -191,12 +190,6 @@ PROMPTS = {
 }
 PROMPTS_WITHOUT_ANSWERS = {name: Prompt(p.template) for name, p in PROMPTS.items()}
 
-# %% ../../nbs/lib/paper_common.ipynb #00000017
-def count_tokens_up_to(tokenizer, text: str, longest: int) -> int:
-    "Return the number of tokens of a text, or `longest` + 1 if it has more."
-    encoding = tokenizer(text, truncation=True, max_length=longest + 1)
-    return len(encoding['input_ids'])
-
 # %% ../../nbs/lib/paper_common.ipynb #00000018
 def text_examples(model, tokenizer, data, limit=None, longest=512) -> tuple:
     "Return (i, encoded text, label) per short text, and the number of long texts."
@@ -206,7 +199,8 @@ def text_examples(model, tokenizer, data, limit=None, longest=512) -> tuple:
     for i, (text, label) in enumerate(zip(data.texts, data.labels)):
         if limit is not None and len(examples) == limit:
             break
-        if 1 <= count_tokens_up_to(tokenizer, text, longest) <= longest:
+        encoding = tokenizer(text, truncation=True, max_length=longest + 1)
+        if 1 <= len(encoding['input_ids']) <= longest:
             examples.append((i, encode(model, tokenizer, text), label))
         else:
             n_too_long += 1

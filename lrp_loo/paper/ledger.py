@@ -438,7 +438,7 @@ def described(results: dict, model: dict = None) -> dict:
     )
 
 # %% ../../nbs/lib/paper_ledger.ipynb #00000022
-def entries_of(about: dict, found: list) -> list:
+def entries_of(about: dict, judged: list) -> list:
     "Return the entries, without a verdict, of claims that have numbers."
     return [
         dict(claim=c.key, sentence=c.sentence, said_in=c.source)
@@ -446,7 +446,7 @@ def entries_of(about: dict, found: list) -> list:
         | family_of(c, about)
         | dict(margin=c.margin)
         | e
-        for c, e in found
+        for c, e in judged
         if e is not None
     ]
 
@@ -470,27 +470,28 @@ def file_entries(results: dict) -> list:
     "Return an entry per claim that one file of rows can decide."
     about = described(results)
     # a context that was set aside has no method's numbers
-    asked = [row for row in results['rows'] if row['methods']]
-    turns = _are_in_turn(asked)
-    by_template = {None: asked} if turns else readings(asked, 'template')
+    measured = [row for row in results['rows'] if row['methods']]
+    turns = _are_in_turn(measured)
+    by_template = {None: measured} if turns else readings(measured, 'template')
     if len(by_template) == 1 and None not in by_template:
         # one template tells nothing about others
         about |= dict(data=f"{about['data']}, as {next(iter(by_template))}")
 
-    def found(r):
+    def judge(r):
         each = {k: Rows(rows, about['layers'], r) for k, rows in by_template.items()}
         judged = [(c, judged_over(c, each, 'templates')) for c in CLAIMS]
         if not turns:
             return judged
         return [
-            (c, e and e | in_turn(c.difference(each[None]), asked)) for c, e in judged
+            (c, e and e | in_turn(c.difference(each[None]), measured))
+            for c, e in judged
         ]
 
-    entries = entries_of(about, own := found('loo_r'))
+    entries = entries_of(about, over_text := judge('loo_r'))
     if 'prompts' not in results['config']:
         return entries
     # the same over all tokens, of what differs there
-    both = zip(found('loo_r_all'), own)
+    both = zip(judge('loo_r_all'), over_text)
     other = [pair for pair, (_, same) in both if pair[1] != same]
     return entries + entries_of(about | dict(over='all'), other)
 
@@ -633,17 +634,14 @@ def entry_name(entry: dict) -> str:
 PROMPT_MARK = '†'
 
 
-def _marked(text, entry):
-    "Add a mark to a text about a prompt."
-    return f'{text} {PROMPT_MARK}' if entry['over'] == 'all' else text
-
-# %% ../../nbs/lib/paper_ledger.ipynb #00000030
-def _verdict_text(entry):
-    "Return the verdict, with the difference and the number of texts."
-    if entry['verdict'] == 'withdrawn':
-        return 'withdrawn'
+def _table_row(entry):
+    "Return an entry's claim, column (of one about a prompt with a mark) and verdict."
+    model = entry['model'] + f' {PROMPT_MARK}' * (entry['over'] == 'all')
+    on = model, entry['data'], entry['removal'].replace('_', ' ')
     few = f", {entry['reason']}" if 'reason' in entry else ''
-    return f"{entry['verdict']}{few} {entry['mean']:+.2f} (n {entry['n']})"
+    word = f"{entry['verdict']}{few} {entry['mean']:+.2f} (n {entry['n']})"
+    word = 'withdrawn' if entry['verdict'] == 'withdrawn' else word
+    return dict(claim=entry['sentence'], on=on, word=word)
 
 # %% ../../nbs/lib/paper_ledger.ipynb #00000031
 def ledger_notes(entries: list) -> list:
@@ -670,17 +668,9 @@ def ledger_notes(entries: list) -> list:
 # %% ../../nbs/lib/paper_ledger.ipynb #00000032
 def ledger_table(entries: list, claims=None) -> pd.DataFrame:
     "Return a table of claim × (model, data, removal) with verdict and mean."
-    rows = [
-        dict(
-            claim=e['sentence'],
-            on=(_marked(e['model'], e), e['data'], e['removal'].replace('_', ' ')),
-            said=_verdict_text(e),
-        )
-        for e in entries
-        if claims is None or e['claim'] in claims
-    ]
-    long = pd.DataFrame(rows, columns=['claim', 'on', 'said'])
-    table = long.pivot(index='claim', columns='on', values='said')
+    rows = [_table_row(e) for e in entries if claims is None or e['claim'] in claims]
+    long = pd.DataFrame(rows, columns=['claim', 'on', 'word'])
+    table = long.pivot(index='claim', columns='on', values='word')
     return table.loc[long.claim.unique()].fillna('–')
 
 # %% ../../nbs/lib/paper_ledger.ipynb #9fdf74f8
@@ -731,7 +721,7 @@ def beside_paper(
     # a notebook has it; the package does without
     from IPython.display import Markdown
 
-    lines = ['| the paper says | the paper | ours | verdict |', '|---|---|---|---|']
+    lines = ['| claim | the paper | ours | verdict |', '|---|---|---|---|']
     for claim, (paper, *ours) in claims.items():
         if len(ours) == 1:
             ours = of_ledger(ours[0], path)

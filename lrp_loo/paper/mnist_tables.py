@@ -7,7 +7,7 @@ __all__ = ['BARS', 'PANELS', 'SOURCES', 'PAPER_NUMBERS', 'CLOSE_DISTANCE', 'LINE
            'BRACKET_MARGIN', 'NETWORK_CLAIMS', 'N_SEEDS_BY_PART', 'STUDIES', 'ig_sum_line', 'compare_table1',
            'setting_label', 'plot_table1', 'network_table', 'plot_networks', 'table1_against_paper', 'curve_table',
            'delta_table', 'share_table', 'plot_mnist_curves', 'table1_entries', 'run_digits', 'digits_tables',
-           'training_tables', 'mnist_numbers']
+           'training_tables']
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000002
 from itertools import product
@@ -461,12 +461,6 @@ def training_tables(part, results):
         for text in [network_table(results, protocol).round(3).to_string()]
     ]
 
-
-def mnist_numbers(results):
-    "Return the numbers of Table 1 under the column names of Table A3."
-    table = table1_against_paper(results['mnist'])
-    return [table.rename(columns={'setting': 'sweep'})]
-
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #0000002b
 STUDIES = (
     Study(
@@ -479,7 +473,10 @@ STUDIES = (
             'table1': lambda results: plot_table1(results['mnist']),
             'mnist-curves': lambda results: plot_mnist_curves(results['mnist']),
         },
-        numbers=mnist_numbers,
+        # under the column names of Table A3
+        numbers=lambda results: [
+            table1_against_paper(results['mnist']).rename(columns=dict(setting='sweep'))
+        ],
         entries=table1_entries,
     ),
     Study(

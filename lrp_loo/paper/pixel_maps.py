@@ -15,7 +15,6 @@ import torch
 
 from ..lrp.rules import relevance, scale_gradient
 from .linear_attention import FORMS, pooled, projections, logits_by_sums
-from .style import method_label
 from ..core.stats import normalize, pearson
 from ..evaluate.faithfulness import removal_path
 

@@ -279,10 +279,9 @@ class Attribution(Record):
         """Return a row per token: token, score, is_special; low and high if there
         are intervals; start and end in the text (and part, for a pair), if known.
         """
-        special = self.is_special.tolist()
-        columns = dict(
-            token=self.tokens, score=self.scores.tolist(), is_special=special
-        )
+
+        columns = dict(token=self.tokens, score=self.scores.tolist())
+        columns['is_special'] = self.is_special.tolist()
         if not self.is_content.equal(~self.is_special):
             columns['is_content'] = self.is_content.tolist()
         if 'low' in self.info:
@@ -307,10 +306,8 @@ class Attribution(Record):
         return attributions_figure([self])
 
     def __repr__(self) -> str:
-        head = (
-            f"Attribution({self.spent or self.called}, {self.explained},"
-            f" {self.number_called} {self.logit:.3f})"
-        )
+        head = f"Attribution({self.spent or self.called}, {self.explained},"
+        head += f" {self.number_called} {self.logit:.3f})"
         if not self.has_effect:
             return printable(f"{head}: {no_effect_note(self)}")
         indices, note = range(len(self)), ''
@@ -362,6 +359,15 @@ class Attributions(Record, list[Attribution]):
         items = [*map(super().__getitem__, which.flat)]
         return Attributions(items) if which.ndim else items[0]
 
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name):
+            "Raise AttributeError; for what one explanation has, name it."
+            fields = Attribution.__dataclass_fields__
+            has_it = name in fields or hasattr(Attribution, name)
+            advice = f'; the explanation of one text has it: take [0].{name}' * has_it
+            raise AttributeError(f"'Attributions' has no attribute {name!r}{advice}")
+
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are row, text, predicted."
         return _numbered_frame(self, 'row', _text_and_label)
@@ -373,14 +379,11 @@ class Attributions(Record, list[Attribution]):
         """Return a row per text, with the words that speak most for the explained class
         and against it: none below FAINT of the largest, or if no single one matters.
         """
-        rows = []
+        rows, signs = [], {'words for': 'positive', 'words against': 'negative'}
         for i, a in enumerate(self):
             row, shown = dict(row=i) | _text_and_label(a), display_text(a)
             least = FAINT * scale_top(a)
-            for name, sign in (
-                ('words for', 'positive'),
-                ('words against', 'negative'),
-            ):
+            for name, sign in signs.items():
                 words = [t for t in a.top(n, sign=sign) if abs(t.score) >= least]
                 row[name] = ' · '.join(shown[t.place][1] for t in words)
             rows.append(row | {'largest score': a.largest.score})
@@ -427,7 +430,7 @@ class Comparison(Record):
             if not isinstance(a, Attribution):
                 raise TypeError(
                     f"each must be an Attribution of one text, got {type(a).__name__};"
-                    " for several texts, call compare once for each text"
+                    " call compare(maps[0], others[0], …), once for each text"
                 )
             if list(a.tokens) != list(first.tokens):
                 raise ValueError(
@@ -444,6 +447,14 @@ class Comparison(Record):
 
     def __getitem__(self, i: int) -> Attribution:
         return self.maps[i]
+
+    @property
+    def matrix(self) -> Table:
+        "Return the scores: a row per map, by its label (or method), a column per token."
+        has_labels = len({a.label for a in self}) > 1
+        rows = [a.label if has_labels else a.called for a in self]
+        scores, index = [a.scores.tolist() for a in self], pd.Index(rows, name='map')
+        return Table(scores, index, self.maps[0].tokens)
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are map, method, label."

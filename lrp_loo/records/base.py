@@ -52,20 +52,15 @@ def plain(
     return plain(value.tolist()) if hasattr(value, 'tolist') else str(value)
 
 
-def _pack_table(table):
-    "Return a table's rows, and the types and the index that restore it."
-    types = dict(zip(map(str, table.columns), map(str, table.dtypes)))
-    rows = [plain(row) for row in table.itertuples(index=False, name=None)]
-    index = dict(name=table.index.name, values=plain(table.index.tolist()))
-    return dict(types=types, rows=rows, index=index)
-
-
 def pack_value(value: Any) -> Any:
     "Convert to JSON's types so that `unpack_value` restores it."
     if isinstance(value, Record):
         return {'__record__': type(value).__name__, 'fields': value._pack()}
     if isinstance(value, pd.DataFrame):
-        return {'__table__': _pack_table(value)}
+        types = dict(zip(map(str, value.columns), map(str, value.dtypes)))
+        rows = [plain(row) for row in value.itertuples(index=False, name=None)]
+        index = dict(name=value.index.name, values=plain(value.index.tolist()))
+        return {'__table__': dict(types=types, rows=rows, index=index)}
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix('torch.')
         return {'__tensor__': value.tolist(), 'dtype': dtype}
@@ -126,7 +121,7 @@ KINDS = {  # class → its module
     'AuditTable': 'evaluate.audit',
     'Calibration': 'evaluate.intervals',
     'Comparison': 'records',
-    'Frontier': 'evaluate.cost',
+    'Frontier': 'evaluate.audit',
     'Generation': 'records',
     'Pairs': 'records',
     'Table': 'records.base',
@@ -143,7 +138,10 @@ def in_lines(text: str) -> str:
     return '\n'.join(textwrap.wrap(printable(text), WIDTH, subsequent_indent='  '))
 
 
-_short = '{:.3g}'.format  # a number in a table that is shown
+def _short(number):
+    "Return a number of a shown table: three digits, three decimals at most."
+    rounded = round(number, 3)
+    return f'{rounded:.3g}' if rounded else f'{number:.1g}'
 
 
 def record_html(
@@ -160,6 +158,8 @@ def record_html(
         index_names=False,
     )
     html = '\n'.join(map(printable, html.split('\n')))
+    html = re.sub('<th>.*?</th>', lambda m: m[0].replace('_', '_<wbr>'), html)
+    html = re.sub('<td>(?=[^<]{25})', '<td class="long">', html)
     return render('record', lines, html, len(table) - len(shown))
 
 
@@ -210,7 +210,7 @@ class Record:
         return self._repr_html_()
 
     def _repr_html_(self) -> str:
-        return record_html(repr(self).splitlines(), self.to_frame())
+        return record_html([' '.join(repr(self).split())], self.to_frame())
 
     def _pack(self):
         "Return the fields of its file."

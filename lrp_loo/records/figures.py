@@ -76,7 +76,7 @@ def _image_figure(a):
     image = ax.imshow(shares, cmap=score_scale(), vmin=-1, vmax=1)
     mark_signs(ax, shares, min(19, 130 / max(shares.shape)))
     ax.set(xticks=[], yticks=[])
-    title = [a.method, headline(a), fill(no_effect_note(a), 40)]
+    title = [a.method, fill(headline(a), 40), fill(no_effect_note(a), 40)]
     ax.set_title('\n'.join(title).strip(), fontsize=8)
     if a.has_effect:
         _colour_bar(image, a, largest, 0.8)
@@ -110,7 +110,7 @@ def _bars(ax, a, part):
             colour = matplotlib_rgb(UP if score > 0 else DOWN)
             ax.bar(x, score, color=colour if has_effect else '.6')
     ax.axhline(0, color='.4', lw=0.7)
-    ax.set_ylabel(a.method, fontsize=8)
+    ax.set_ylabel(f'{a.method}\n{a.number_called}', fontsize=8, parse_math=False)
     ax.tick_params(axis='y', labelsize=7)
     ax.spines[['top', 'right']].set_visible(False)
 
@@ -133,7 +133,7 @@ def attributions_figure(maps: Sequence[Any]) -> 'Figure':
         )
     plt = needs('matplotlib.pyplot', 'plot')
     width = min(max(map(len, maps)), PER_ROW)
-    notes = [describe_strongest(*maps)]
+    notes = [describe_strongest(*maps)] if any(a.has_effect for a in maps) else []
     if outside := outside_scale_label(*maps):
         notes.append(f'{outside} are left out of the scale (hatched)')
     inches = max(3.0, 0.42 * width + 1)

@@ -14,8 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .display import DOWN, FAINT, STRENGTH, UP, describe_strongest
 from .display import display_text, display_tokens, exactness_notes
 from .display import headline, image_flags, no_effect_note, outside_scale
@@ -138,9 +136,8 @@ def _r_with_loo(a, loo):
     if loo is None or a is loo or a.target != loo.target or len(models) > 1:
         return ''
     r = agreement(a.scores, loo.scores, ~a.is_content)
-    if math.isnan(r):
-        return "r with loo undefined"
-    return f"r with loo {r:+.2f}"
+    shown = 'undefined' if math.isnan(r) else f'{r:+.2f}'
+    return f'r with loo {shown}'
 
 
 def _several(maps, loo=None, top=None, note=''):

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from lrp_loo import load_demo, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
-from lrp_loo.inputs.scores import last_rows_only
 from lrp_loo.models.encoding import encode
 
 OUT = Path(__file__).parents[2] / 'results' / 'benchmarks.json'
@@ -201,7 +200,7 @@ def captum_loo(model, encs, per_eval):
     """
     from captum.attr import FeatureAblation
 
-    asked = last_rows_only(model)
+    asked = dict(logits_to_keep=1) if 'ForCausalLM' in type(model).__name__ else {}
 
     def f(ids, enc):
         given = {k: v.expand(len(ids), -1) for k, v in enc.items()}

@@ -65,9 +65,8 @@ from lrp_loo.core.files import write_text_atomic
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.removals import key_weights
-from lrp_loo.lrp import lrp_rules
+from lrp_loo.lrp import conservation, lrp_rules
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp, gradient
-from lrp_loo.lrp.conservation import conservation
 from lrp_loo.methods import explain_batch
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models.call import check_model, forward, watch_embeddings

@@ -7,7 +7,9 @@ python research/benchmarks/ratios.py [--models mpnet-sst2,smollm2] [--write]
 
 CPU time of this process with one thread (--threads 2: wall time); the median of some
 rounds, in which all jobs run in turn. Nothing fails here: read it before a release.
-The two models of the package take some five minutes.
+A model takes some five minutes; MPNet and SmolLM2, of which half as many texts and an
+eighth of the sentences are read, with --rounds 1. `--write` writes each group when it is
+measured, and keeps the rows of other models, lengths and thread counts.
 Captum's columns need it (pip install -e '.[bench]').
 """
 
@@ -65,7 +67,8 @@ def gradient_times_input(model, tokenizer, texts):
 @torch.no_grad()
 def by_hand(model, encs):
     "Compute exact LOO of each text by one batch of masked copies."
-    options = last_rows_only(model)
+    is_causal_lm = 'ForCausalLM' in type(model).__name__
+    options = dict(logits_to_keep=1) if is_causal_lm else {}
     for enc in encs:
         n = enc['input_ids'].shape[1]
         copies = {k: v.expand(n, -1) for k, v in enc.items()}
@@ -129,34 +132,37 @@ def main():
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.threads == 1 else time.perf_counter
     recorded = json.loads(OUT.read_text()) if OUT.exists() else dict(ratios={})
-    rows = {}
+    machine = dict(processor=processor(), rounds=args.rounds)
     for name in args.models.split(','):
         model, tokenizer = load_demo(name)
         model.requires_grad_(False)
-        sentences = load_texts('sst2', 'embedded', limit=N_SENTENCES).texts
+        is_large = sum(p.numel() for p in model.parameters()) > 5e7
+        n_sentences = N_SENTENCES // 8 if is_large else N_SENTENCES
+        sentences = load_texts('sst2', 'embedded', limit=n_sentences).texts
         # the first calls of a process are slower
         seconds(gradient_jobs(model, tokenizer, sentences[:BATCH]), 1, clock)
-        work = {f'{N_SENTENCES} sentences': gradient_jobs(model, tokenizer, sentences)}
+        seconds(loo_jobs(model, tokenizer, sentences[:2]), 1, clock)
+        work = {f'{n_sentences} sentences': gradient_jobs(model, tokenizer, sentences)}
         for (shortest, longest), n in LENGTHS.items():
+            n = max(1, n // 2) if is_large else n
             texts = texts_of_length(tokenizer, shortest, longest, n)
             group = f'{len(texts)} texts of {shortest} to {longest} tokens'
             work[group] = loo_jobs(model, tokenizer, texts)
         for group, group_jobs in work.items():
             took = seconds(group_jobs, args.rounds, clock)
             key = f'{name}, {group}, {args.threads} threads'
-            rows[key] = ratios(took)
+            row = ratios(took)
             before = recorded['ratios'].get(key, {})
             first, *_ = took
             print(f'{key}; {first} {took[first]:.2f} s')
-            for ratio, value in rows[key].items():
+            for ratio, value in row.items():
                 known = before.get(ratio, '-')
                 print(f'  {ratio:20} {value:.2f}  before {known}', flush=True)
-    if args.write:
-        machine = dict(processor=processor(), rounds=args.rounds)
-        made = dict(versions=versions(), machine=machine)
-        rows = recorded['ratios'] | rows
-        text = json.dumps(made | dict(ratios=rows), indent=1)
-        write_text_atomic(OUT, text + '\n')
+            if args.write:
+                recorded = json.loads(OUT.read_text()) if OUT.exists() else recorded
+                recorded['ratios'][key] = row
+                recorded |= dict(versions=versions(), machine=machine)
+                write_text_atomic(OUT, json.dumps(recorded, indent=1) + '\n')
 
 
 if __name__ == '__main__':

@@ -235,7 +235,6 @@ def batches_by_length(
 _MASKED = {'vit-mask': BEYOND['vit']._replace(removal='attention_mask')}
 ABLATION = TEXTS | BEYOND | _MASKED
 ABLATION |= {name: SENTENCES[name] for name in ('mpnet', 'smollm2')}
-ABLATION['mpnet-imdb'] = TEXTS['imdb']._replace(demo='mpnet-imdb', longest=160)
 
 
 def _agreement_of(drawn, methods):
@@ -415,5 +414,5 @@ _ABLATION = Study(
     dict(ablation=plot_ablation),
     figure_files={part: f'ablation-{part}' for part in ABLATION},
 )
-_LARGE = {part: f'ablation-{part}' for part in ('mpnet', 'smollm2', 'mpnet-imdb')}
+_LARGE = {part: f'ablation-{part}' for part in ('mpnet', 'smollm2')}
 STUDIES = (_ABLATION, at_scale(_ABLATION, 'ablation-large', _LARGE))

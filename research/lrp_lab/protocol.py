@@ -780,7 +780,8 @@ def claims_by_removal(
     for e in entries:
         if e['claim'] in REPEATEDLY_ASKED and e['over'] == 'content':
             on = f"{e['model']}, {e['data']}"
-            cell = f"{e['mean']:+.2f} {e['verdict']}, n {e['n']}"
+            numbers = '{mean:+.2f} [{low:+.2f}, {high:+.2f}], n = {n}'.format(**e)
+            cell = f"{e['verdict']}: {numbers}"
             line = table.setdefault((REPEATEDLY_ASKED[e['claim']], on), {})
             line[in_plain(e['removal'])] = cell
     return [
@@ -806,11 +807,12 @@ def claims_by_training(
 # %% ../nbs/25_protocol.ipynb #a611f270
 def _choices(results):
     "Mean r of four methods under each choice, and CP-LRP minus AttnLRP."
-    table = protocol_table(results).dropna(subset='attn_lrp')
-    for choice, line in table.iterrows():
+    for choice in protocol_table(results).dropna(subset='attn_lrp').index:
         gap = protocol_difference(results, choice, 'r', 'cp_lrp', 'attn_lrp')
-        means = {m: line[m] for m in ('attn_lrp', 'cp_lrp', 'ig', 'rollout')}
-        yield dict(choice=choice, **means, **gap)
+        methods = ('attn_lrp', 'cp_lrp', 'ig', 'rollout')
+        r = {m: protocol_values(results, choice, m) for m in methods}
+        intervals = {m: paired_difference(x, np.zeros(len(x))) for m, x in r.items()}
+        yield dict(choice=choice, intervals=intervals, **gap)
 
 
 def _turned(results, method):

@@ -50,7 +50,7 @@ def gaps_of(filed, a, b):
 def test_the_chapters_counts_are_the_files(filed, prose):
     left_right = gaps_of(filed, 'attn_lrp, qk_v', 'attn_lrp, q_kv')
     assert sum(g['high'] < 0 for g in left_right) == 69
-    assert 'wider in 69 of the 80 networks' in prose
+    assert 'wider in 69 of 80 networks' in prose
     wider = [
         row['setting']['pixel']
         for row, g in zip(filed['rows'], left_right)
