@@ -13,7 +13,7 @@ from lrp_lab.protocol import write_protocol
 from lrp_loo.paper.ledger import ARRIVED, entry_name, ledger, ledger_notes
 
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
-NUMBER = re.compile(LINK.pattern + r' \(([+−]\d\.\d\d)\)')
+NUMBER = re.compile(LINK.pattern + r' \((?:ρ )?([+−]\d\.\d\d \[[^)]+)\)')
 WORDS = ('holds', 'reversed', 'equal', 'undecided', 'withdrawn')
 NUMBERS = '82_in_numbers.ipynb'
 PROMPT = 'paper_ledger.ipynb#About-a-prompt'  # explains the mark †
@@ -93,10 +93,11 @@ def test_no_sentence_contradicts_the_ledger(kept, pages):
 
 
 def test_the_readme_has_its_numbers_and_verdicts_from_the_ledger(kept, pages):
-    means = {entry_name(e): f'{e["mean"]:+.2f}'.replace('-', '−') for e in kept}
+    line = '{mean:+.2f} [{low:+.2f}, {high:+.2f}], n = {n}'.format
+    expected = {entry_name(e): line(**e).replace('-', '−') for e in kept}
     numbers = NUMBER.findall(pages['README.md'])
     assert len(numbers) > 10
-    assert [(n, x) for _, n, x in numbers if means[n] != x] == []
+    assert [(n, x) for _, n, x in numbers if expected[n] != x] == []
     start = pages['README.md'].index('## What holds')
     section = pages['README.md'][start:].split('\n## ')[0]
     assert {word for word, _ in LINK.findall(section)} <= set(WORDS)
