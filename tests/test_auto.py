@@ -58,7 +58,7 @@ def test_what_fits_is_exact(demo):
 @pytest.mark.parametrize('passes', BUDGETS)
 def test_a_budget_is_kept_and_said(demo, passes):
     for a in explain(*demo, LONG, passes=passes):
-        assert a.passes <= passes + 2 * a.exact
+        assert a.passes <= passes + 3 * a.exact
         if not a.exact:
             assert 0 < a.expected_r < 1
             of = a.info['exact_passes']
@@ -95,17 +95,17 @@ def test_passes_go_where_they_take_most_away():
     "In a decoder a late token costs less: fewer rows see it."
     demo = load_demo('reviews-sst2')
     for text in LONG:
-        (sure,), (a,) = (explain(*demo, text, passes=n) for n in (3, 9))
+        (sure,), (a,) = (explain(*demo, text, passes=n) for n in (3, 8))
         T, spread = len(a), np.array(sure.info['spread'])
         # the rows behind a token; the last one is read, and its own row stays
         cost = np.array([T - 1 - j for j in range(T - 1)] + [1]) / T
-        left, chosen = 9 - 3, set()
+        left, chosen = 8 - 3, set()
         for j in np.argsort(-(spread**2) / cost):
             if a.is_content[j] and cost[j] <= left + 1e-6:
                 chosen.add(int(j))
                 left -= cost[j]
         assert set(a.info['exact']) == chosen
-        assert a.passes == pytest.approx(9 - left, abs=0.01)
+        assert a.passes == pytest.approx(8 - left, abs=0.01)
 
 
 # ---- more is never worse, and nothing else is better at its cost

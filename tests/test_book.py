@@ -146,7 +146,7 @@ CLAIM = {  # chapter → words of its text or outputs, how they come about
     '15': (
         'at seven passes r is 0.97 [0.96, 0.98] on MiniLM (n = 60), 0.89',
         lambda: auto_at(7),
-        ['0.97', '0.89', '0.91'],
+        ['0.97', '0.89', '0.92'],
     ),
 }
 

@@ -115,7 +115,7 @@ def test_a_span_holds_the_tokens_of_its_characters_alone():
 
 
 def test_words_and_spans_of_an_encoding_and_one_text_of_a_pair(demo):
-    pair = ('a film', 'an unpretentious one')
+    pair = ('a long, dull film', 'an unpretentious one')
     enc = demo[1](*pair, return_tensors='pt')
     start, stop = enc.word_to_tokens(1, sequence_index=1)
     mask = enc['attention_mask'].clone().index_fill(1, torch.arange(start, stop), 0)

@@ -121,7 +121,7 @@ def token_spans(
         return _spans_part_by_part(tokenizer, parts, ids)
     offsets = encoding.encodings[0].offsets[columns]
     spans = zip(encoding.sequence_ids()[columns], offsets)
-    return [None if k is None else (k, *span) for (k, span), _ in zip(spans, ids)]
+    return [None if k is None else (k, *span) for k, span in [*spans][: len(ids)]]
 
 
 def _spans_part_by_part(tokenizer, parts, ids):
@@ -244,7 +244,7 @@ def sorted_units(
     names: Sequence[str],
 ) -> Units:
     "Return units in the order of their first tokens; other tokens are units, too."
-    tokens = tokenizer.convert_ids_to_tokens(ids)
+    tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
     is_special = special_mask(tokenizer, ids)
     # a template may have written a special token, which is no word
     unit_of = [None if s else u for u, s in zip(unit_of, is_special)]

@@ -47,15 +47,6 @@ def agree(
     return error <= tol * scale + rounding
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000007
-def _unused_id(model, ids):
-    "Return a token id that is neither in the text nor special."
-    config = getattr(model, 'config', None)
-    used = {v for k, v in vars(config or object).items() if k.endswith('_token_id')}
-    n = getattr(input_embeddings(model), 'num_embeddings', 2)
-    used |= set(ids.flatten().tolist())
-    return next((i for i in reversed(range(n)) if i not in used), 0)
-
-
 def _is_still_read(text, target, row, as_keys):
     """Return True if another token in a hidden one's place changes the number. A
     function may read the hidden row itself: then the mask must change it, too.
@@ -70,8 +61,13 @@ def _is_still_read(text, target, row, as_keys):
         output = inputs.output(text.model)
         return as_readout(target, output, text.enc)(output).detach()
 
-    ids = text.enc['input_ids']
-    other_ids = with_tokens(text, _unused_id(text.model, ids), row).inputs['input_ids']
+    ids, config = text.enc['input_ids'], getattr(text.model, 'config', object)
+    # an id that is neither in the text nor special
+    used = {v for k, v in vars(config).items() if k.endswith('_token_id')}
+    used.update(ids.flatten().tolist())
+    n = getattr(input_embeddings(text.model), 'num_embeddings', 2)
+    other = next((i for i in reversed(range(n)) if i not in used), 0)
+    other_ids = with_tokens(text, other, row).inputs['input_ids']
     masked = value(ids, row)
     # norms and routers compute in single precision in double models as well
     eps = max(torch.finfo(t).eps for t in (masked.dtype, torch.float32))

@@ -134,9 +134,8 @@ class Variants:
     def compute_batches(self, token_budget: int) -> torch.Tensor:  # (n,)
         "Return f of all variants, in batches of at most so many tokens."
         keep = self.keep
-        width = torch.full_like(keep[:, 0].long(), keep.shape[1])
-        if self.options.removal.closes_up:
-            width = keep.sum(1)
+        is_full = torch.ones_like(keep)
+        width = (keep if self.options.removal.closes_up else is_full).sum(1)
         order, values = [], []
         for n in width.unique().tolist():
             for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):

@@ -8,20 +8,20 @@ __all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU',
            'similar_sizes', 'StoredText']
 
 # %% ../../nbs/lib/loo_states.ipynb #40988315
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+import math
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ..inputs.scores import READ_FIRST_ROW, last_rows_only, read_row_only
 from ..inputs.scores import reads_logits
 from ..core.hooks import forward_hooks
 from ..inputs.targets import OneTarget, Readout, as_target
-from ..models.attention import AttentionCall
+from ..models.attention import AttentionCall, AttentionMode
 from ..models.call import any_modified, depends_on_batch, forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
 from ..models.structure import all_modules, device_of, layers_of, n_layers
@@ -122,16 +122,7 @@ def changed_rows(
     return rows
 
 
-class _FusedAttention(TorchFunctionMode):
-    "Pass each fused attention call through `attend`, and nothing else."
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.scaled_dot_product_attention:
-            return self.attend(AttentionCall(*args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
-class _RecordedStates(_FusedAttention):
+class _RecordedStates(AttentionMode):
     "Record the keys and values of every attention call."
 
     def __init__(self):
@@ -143,29 +134,24 @@ class _RecordedStates(_FusedAttention):
         return call.compute()
 
 
-class _StoredStates(_FusedAttention):
-    "Put stored keys and values in front of those of each attention call."
+def _cache(states, text):
+    """Return a cache that puts the stored keys and values of each variant's text in
+    front of those that a layer computes.
+    """
+    from transformers import DynamicCache
 
-    def __init__(self, states, text, mask):
-        super().__init__()
-        self.states = iter(states)
-        self.text = text  # (n,) index of each variant's text
-        self.mask = mask  # (n, 1, rows, stored and new keys) bool: True if visible
-
-    def attend(self, call):
-        key, value = (
-            torch.cat([self.of_variants(stored, new.shape[1]), new], 2)
-            for stored, new in zip(next(self.states), (call.key, call.value))
-        )
-        return call.compute(key=key, value=value, attn_mask=self.mask, is_causal=False)
-
-    def of_variants(self, stored, n_heads):
-        "Return the stored keys or values of each variant's text."
+    def with_stored(stored, new):
         # with padding, transformers repeats the heads of grouped attention
-        stored = stored[:, :: max(1, stored.shape[1] // n_heads)]
-        if len(stored) > 1:
-            return stored[self.text]
-        return stored.expand(len(self.text), -1, -1, -1)
+        stored = stored[:, :: max(1, stored.shape[1] // new.shape[1])]
+        is_shared = len(stored) == 1
+        stored = stored.expand(len(new), -1, -1, -1) if is_shared else stored[text]
+        return torch.cat([stored, new], 2)
+
+    class StoredStates(DynamicCache):
+        def update(self, key, value, layer_idx, *args, **kwargs):
+            return tuple(map(with_stored, states[layer_idx], (key, value)))
+
+    return StoredStates()
 
 
 def _projections(layer):
@@ -174,19 +160,18 @@ def _projections(layer):
     return linear[:3]
 
 
-class _SharedProducts(_FusedAttention):
+class _SharedProducts(AttentionMode):
     """Look up an encoder's first queries, keys and values, which all variants share;
     in its last layer compute the row that is read, without any keys and values.
     """
 
-    def __init__(self, stored, index):
+    def __init__(self, stored, index, bias):
         super().__init__()
         self.products = stored.first_products
         self.index = index  # (n, rows) of these products
-        # MPNet's attention is not fused
-        is_fused = package_name(stored.model) != 'mpnet'
-        layer = layers_of(stored.model).modules[-1]
-        self.last = _projections(layer) if is_fused else []
+        self.bias = bias  # of MPNet's attention, else None
+        self.query_key = None  # of MPNet's attention between its two products
+        self.last = _projections(layers_of(stored.model).modules[-1])
         self.hidden = None  # what enters the last layer
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -195,7 +180,17 @@ class _SharedProducts(_FusedAttention):
         if func is F.linear and any(args[1] is m.weight for m in self.last):
             self.hidden = args[0]
             return self.hidden
+        if func is torch.matmul and self.bias is not None:
+            return self.multiply(*args)
         return super().__torch_function__(func, types, args, kwargs)
+
+    def multiply(self, factor, other):
+        "Replace the two products of MPNet's attention by one fused call."
+        if self.query_key is None:  # logits, which the fused call computes
+            self.query_key = factor, other.mT
+            return factor.new_zeros(1, 1, 1, 1)
+        (query, key), self.query_key = self.query_key, None
+        return self.attend(AttentionCall(query, key, other, self.bias))
 
     def attend(self, call):
         if self.hidden is None:
@@ -207,34 +202,34 @@ class _SharedProducts(_FusedAttention):
         # q · (W h + b) = (Wᵀ q) · h + q · b, which is the same for all keys
         logits = torch.einsum('nhe,hed->nhd', query, to_keys) @ h.mT * call.factor
         if (bias := call.bias()) is not None:
-            logits = logits + bias[:, 0, :1]
+            logits = logits + bias[:, :, 0]
         mean = logits.softmax(-1) @ h
         output = torch.einsum('nhd,hed->nhe', mean, to_values)
         output = output + others[1].bias.view(heads[1:])
         return output[:, :, None].expand_as(call.query)
 
 
-def _mpnet_hooks(model, rows, n_tokens):
-    """Return hooks that give MPNet's layers the distances between some rows of a text,
-    and the last layer's output the first row alone.
+def _mpnet_bias(model, rows, is_new, n_tokens):
+    """Return the bias of MPNet's attention between some rows of a text, and hooks by
+    which its layers add none and its last layer's output has the first row alone.
     """
     if package_name(model) != 'mpnet':
-        return []
+        return None, []
     encoder, layers = model.base_model.encoder, layers_of(model).modules
     whole = encoder.compute_position_bias(rows.new_zeros(1, n_tokens, 1))[0]
     # (n, heads, rows, rows)
-    bias = whole[:, rows[:, :, None], rows[:, None]].transpose(0, 1).contiguous()
+    bias = whole[:, rows[:, :, None], rows[:, None]].transpose(0, 1)
+    bias = bias.masked_fill(~is_new[:, None, None], -math.inf)
 
-    def with_bias(module, args, kwargs):
-        is_bias = [torch.is_tensor(a) and a.shape == bias.shape for a in args]
-        return tuple(bias if b else a for a, b in zip(args, is_bias)), kwargs
+    def without_bias(layer, args, kwargs):
+        return (args[0], *[None] * (len(args) - 1)), kwargs
 
     def first_row(module, args, kwargs):
         return tuple(a[:, :1] for a in args), kwargs
 
     attention = layers[-1].attention
     ends = [(m, first_row, None) for m in (attention.attn.o, attention.LayerNorm)]
-    return [(layer, with_bias, None) for layer in layers] + ends
+    return bias, [(layer, without_bias, None) for layer in layers] + ends
 
 
 ROWS_ON_CPU = 1024  # rows in a forward pass: more overflow the processor's cache
@@ -256,16 +251,19 @@ def rows_in_pass(
 
 def similar_sizes(
     sizes: Sequence[int],  # in order
-    max_rows: int,  # of one slice, each padded to its largest size
-) -> Iterator[slice]:
-    "Yield slices of variants, sorted by row count, with similar row counts."
-    start = n_padding = 0
-    for i, size in enumerate(sizes):
-        n, n_padding = i - start, n_padding + (i - start) * (size - sizes[i - 1])
-        if n and (n * size + size > max_rows or n_padding > ROWS_OF_A_PASS):
-            yield slice(start, i)
-            start, n_padding = i, 0
-    yield slice(start, len(sizes))
+    max_items: int,  # in one batch
+    max_rows: int,  # of one batch, padded to its largest size
+) -> list[slice]:
+    """Return batches of texts or variants that together compute the fewest rows with
+    their padding, where a batch itself counts as ROWS_OF_A_PASS.
+    """
+    costs, batches = [0], [[]]  # of the first n
+    for n, size in enumerate(sizes, 1):
+        most = max(1, min(n, max_items, max_rows // size))
+        cost, start = min((costs[i] + (n - i) * size, i) for i in range(n - most, n))
+        costs.append(cost + ROWS_OF_A_PASS)
+        batches.append([*batches[start], slice(start, n)])
+    return batches[-1]
 
 
 @dataclass(eq=False)
@@ -341,8 +339,8 @@ class StoredText:
         if not len(stored) and not causal:  # all rows are computed
             inputs['attention_mask'] = is_new.long()
             index = text[:, None] * recomputed.shape[1] + rows
-            hooks = _mpnet_hooks(self.model, rows, recomputed.shape[1])
-            with _SharedProducts(self, index), forward_hooks(hooks):
+            bias, hooks = _mpnet_bias(self.model, rows, is_new, recomputed.shape[1])
+            with _SharedProducts(self, index, bias), forward_hooks(hooks):
                 return forward(self.model, inputs | options)
         mask = torch.cat([is_visible[:, stored], is_new], 1)
         mask = mask[:, None].expand(-1, size, -1)
@@ -351,9 +349,10 @@ class StoredText:
             mask = mask & (keys[:, None] <= rows[..., None])
         mask = mask | ~mask.any(-1, keepdim=True)  # rows without keys are never read
         states = [(k[:, :, stored], v[:, :, stored]) for k, v in self.states]
-        inputs['attention_mask'] = torch.ones_like(rows)
-        with _StoredStates(states, text, mask[:, None]):
-            return forward(self.model, inputs | options)
+        inputs |= dict(
+            attention_mask=mask[:, None], past_key_values=_cache(states, text)
+        )
+        return forward(self.model, inputs | options)
 
     @torch.no_grad()
     def values(
@@ -371,7 +370,7 @@ class StoredText:
         sizes, order = recomputed.sum(1).sort(stable=True)
         text = torch.zeros_like(order) if text is None else text.to(order)
         options, values = last_rows_only(self.model, readout) if causal else {}, []
-        for batch in similar_sizes(sizes.tolist(), max_rows):
+        for batch in similar_sizes(sizes.tolist(), len(order), max_rows):
             i = order[batch]
             with read_row_only(self.model, readout):
                 output = self.output(recomputed[i], hidden[i], text[i], **options)

@@ -326,7 +326,7 @@ class lrp_rules(TorchFunctionMode):
     def _report_untracked(self, operation, operands):
         "Report tensors whose graph was built outside the torch calls seen here."
         for t in operands:
-            if t.grad_fn is not None and marks_of(t).depends is None:
+            if marks_of(t).depends is None and t.grad_fn is not None:
                 untracked = operation._replace(name=t.grad_fn.name())
                 self.seen.count(untracked, 'none')
                 watch_backward(untracked, [t])

@@ -264,7 +264,7 @@ def mark_outputs(values: Any, **marks: Any) -> None:
     "Set `Marks` of the nested outputs of operations, and of what they are views of."
     for t in tensors_in(values):
         for x in (t, t._base):  # an operation in place may have changed the base
-            if x is not None and x.grad_fn is not None:
+            if x is not None and not x.is_leaf:
                 mark(x, **marks)
 
 

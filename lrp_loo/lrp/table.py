@@ -65,8 +65,8 @@ class _LayerNorm(Function):
     @staticmethod
     def backward(ctx, g):
         x, mean, rstd, w = ctx.saved_tensors
-        gx = (g if w is None else g * w) * rstd
-        gx = gx - gx.mean(ctx.dims, keepdim=True)
+        gx = g * rstd if w is None else (g * w).mul_(rstd)
+        gx.sub_(gx.mean(ctx.dims, keepdim=True))
         leading_dims = tuple(range(g.ndim - len(ctx.dims)))
         needs_w, needs_b = ctx.needs_input_grad[2:4]
         gw = (g * (x - mean) * rstd).sum(leading_dims) if needs_w else None

@@ -32,7 +32,7 @@ from ..loo.engines import read_whole
 from ..loo.removals import accepts_attention_mask
 from .table import Refusal, as_method, check_options, method_name
 from .table import or_refusal
-from ..loo.states import ROWS_OF_A_PASS, mixes_only_in_attention
+from ..loo.states import mixes_only_in_attention, similar_sizes
 from ..models.call import any_modified, check_finite, depends_on_batch, forward
 from ..models.call import gradients_enabled
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
@@ -201,7 +201,7 @@ def _entries(call, text, ids, scores):
         grid = n_rows, n // n_rows
         special = torch.zeros(n, dtype=torch.bool)
         return _patch_names(*grid), scores, special, dict(grid=grid)
-    names = call.tokenizer.convert_ids_to_tokens(ids)
+    names = call.tokenizer.convert_ids_to_tokens(ids.tolist())
     images = []
     find_images = getattr(call.model, 'images', None)
     for start, n, grid, picture in find_images(enc) if find_images else ():
@@ -257,19 +257,6 @@ def _label(model, tokenizer, ids, chosen, is_position):
     return str(class_names(model).get(chosen, ''))
 
 
-def _batches(lengths, batch_size):
-    """Return slices of texts in order of length: batches that together compute the
-    fewest tokens with their padding, where a batch itself counts as ROWS_OF_A_PASS.
-    """
-    costs, batches = [0], [[]]  # of the first n texts
-    for n, length in enumerate(lengths, 1):
-        starts = range(max(0, n - batch_size), n)
-        start = min(starts, key=lambda i: costs[i] + (n - i) * length)
-        costs.append(costs[start] + (n - start) * length + ROWS_OF_A_PASS)
-        batches.append([*batches[start], slice(start, n)])
-    return batches[-1]
-
-
 @dataclasses.dataclass(frozen=True)
 class _MethodCall:
     "The arguments of a call that all its batches share."
@@ -288,8 +275,8 @@ class _MethodCall:
             return
         n_rows = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
         n = text.enc['input_ids'].shape[1] - n_rows + 1
-        number = torch.arange(n) if text.units is None else text.units.number[:n]
-        if number[0] >= 0 and (number == number[0]).all():
+        number = range(n) if text.units is None else text.units.number[:n].tolist()
+        if number[0] >= 0 and len(set(number)) == 1:
             raise ValueError(
                 "without its only token or unit nothing is left of this text for the"
                 " model to read; give a longer text or smaller units, or a special token"
@@ -383,7 +370,8 @@ class _MethodCall:
         by_index = {}
         for target, group in group_by_target(targets):
             group.sort(key=lambda i: shapes[i])
-            for part in _batches([shapes[i][-1] for i in group], batch_size):
+            lengths = [shapes[i][-1] for i in group]
+            for part in similar_sizes(lengths, batch_size, batch_size * lengths[-1]):
                 batch = group[part]
                 explained = self.explain([texts[i] for i in batch], target)
                 by_index |= zip(batch, explained)
@@ -518,7 +506,7 @@ def explain(
     template: str | list[dict[str, Any]] | None = None,
     # the content of complete texts: for each text (start, end), or a list of them
     among: Sequence[Any] | None = None,
-    # of the method: passes (of which 'auto' takes up to two more where that makes it
+    # of the method: passes (of which 'auto' takes up to 3 more where that makes it
     # exact), removal, bypass_softmax, eps, embeddings, composite, n_steps, …
     **options: Any,
 ) -> Attributions:  # one Attribution per text, in order

@@ -45,18 +45,6 @@ def sum_over_features(
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
 
-def _embedding_norm(model):
-    "Return the LayerNorm of added embeddings; raise ValueError if they are not added."
-    embeddings = getattr(getattr(model, 'base_model', None), 'embeddings', None)
-    names = ('position_embeddings', 'LayerNorm')
-    if not all(hasattr(embeddings, name) for name in names):
-        raise ValueError(
-            f"{type(model).__name__} has no added position embeddings; take"
-            " embeddings='word'"
-        )
-    return embeddings.LayerNorm
-
-
 def lrp_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,  # its padding token is used
@@ -70,11 +58,17 @@ def lrp_scores(
     "Compute every token's relevance in one forward and backward pass (section 2.3)."
     hooks, sums = [], []  # sums of word, position and token-type embeddings
     if one_of('embeddings', embeddings, ('word', 'sum')) == 'sum':
+        parts = getattr(getattr(model, 'base_model', None), 'embeddings', None)
+        if not (hasattr(parts, 'position_embeddings') and hasattr(parts, 'LayerNorm')):
+            raise ValueError(
+                f"{type(model).__name__} has no added position embeddings; take"
+                " embeddings='word'"
+            )
 
         def store_sum(norm, args, kwargs):
             sums.append(args[0].detach())
 
-        hooks.append((_embedding_norm(model), store_sum, None))
+        hooks.append((parts.LayerNorm, store_sum, None))
     batch, n_backward = pad_batch(tokenizer, encs), 1
     if isinstance(target, GeneratedReadout):
         batch = batch | last_rows_only(model, target)

@@ -86,6 +86,8 @@ class AttentionCall:
         if B is None:
             return Z.softmax(-1)
         is_masked = (B == -math.inf).all(-1, keepdim=True)
+        if not is_masked.any():
+            return (Z + B).softmax(-1)
         A = (Z + B.masked_fill(is_masked, 0.0)).softmax(-1)
         return A.masked_fill(is_masked, 0.0)
 

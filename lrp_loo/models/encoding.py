@@ -93,9 +93,12 @@ def check_text(text: Any, name: str = 'text') -> None:
 def check_ids(model: torch.nn.Module, ids: torch.Tensor) -> None:
     "Raise ValueError for ids without an embedding, which would crash a GPU."
     n = getattr(input_embeddings(model), 'num_embeddings', None)
-    if n is not None and ids.numel() and not 0 <= ids.min() <= ids.max() < n:
+    if n is None or not ids.numel():
+        return
+    first, last = (int(i) for i in ids.aminmax())
+    if not 0 <= first <= last < n:
         raise ValueError(
-            f"the text has token ids from {ids.min()} to {ids.max()} and"
+            f"the text has token ids from {first} to {last} and"
             f" {type(model).__name__} has {n} embeddings, 0 to {n - 1}; is the"
             " tokenizer another model's?"
         )
@@ -112,6 +115,7 @@ def check_image(inputs: Mapping[str, Any]) -> None:
         )
 
 
+@cached_in_call
 def special_ids(tokenizer: Tokenizer) -> list[int]:
     "Return the sorted ids of the special tokens; [UNK] is content."
     if not hasattr(tokenizer, 'all_special_ids'):
@@ -131,13 +135,15 @@ def attended_tokens(enc: dict) -> torch.Tensor | None:
     if mask is None or 'input_ids' not in enc:
         return None
     shape = tuple(enc['input_ids'].shape)
-    is_binary = ((mask == 0) | (mask == 1)).all()
-    if tuple(mask.shape) != shape or not is_binary or not mask.any():
+    attended, is_valid = mask == 1, tuple(mask.shape) == shape
+    if is_valid and attended.all():
+        return None
+    if not is_valid or not attended.any() or not (attended | (mask == 0)).all():
         raise ValueError(
             f"attention_mask must be of shape {shape} and hold 1 for tokens of the text"
             f" and 0 for others, got shape {tuple(mask.shape)}, {mask.tolist()}"
         )
-    return None if mask.all() else mask[0].bool()
+    return attended[0]
 
 
 def max_tokens(model: torch.nn.Module, tokenizer: Tokenizer) -> int:
@@ -171,8 +177,8 @@ def surrounding_ids(tokenizer: Tokenizer, text: str) -> tuple[list, list, list]:
 
 
 @cached_in_call
-def _call_tokenizer(call, parts, options):
-    return call(*parts, **dict(options))
+def _call_tokenizer(tokenizer, parts, options):
+    return tokenizer(*parts, **dict(options))
 
 
 def tokenize_text(
@@ -194,9 +200,7 @@ def tokenize_text(
     limits = {}
     if max_length is not None:
         limits = dict(truncation=True, max_length=max_length + n_front)
-    # the method, because a tokenizer itself may have no hash
-    call, items = tokenizer.__call__, tuple((limits | options).items())
-    enc = _call_tokenizer(call, parts, items)
+    enc = _call_tokenizer(tokenizer, parts, tuple((limits | options).items()))
     ids = torch.as_tensor(enc['input_ids']).flatten().tolist()
     end = len(ids) - n_back
     # truncation has removed the special tokens written at the end
@@ -239,7 +243,7 @@ def _model_inputs(model, enc, by_caller=False):
     """
     names = input_names(model)
     accepted = {'input_ids', 'attention_mask', *names.named}
-    inputs = {}
+    inputs, device = {}, device_of(model)
     for name, v in enc.items():
         if v is None or name in _IGNORED_INPUTS or name.endswith('labels'):
             continue
@@ -257,7 +261,7 @@ def _model_inputs(model, enc, by_caller=False):
                 " processor resize it)"
             )
         if v is not None and name in accepted or has_content and names.others:
-            inputs[name] = v.to(device_of(model))
+            inputs[name] = v.to(device)
     check_image(inputs)
     return inputs
 
