@@ -446,8 +446,7 @@ def summarize(
     loaded, tokenizer, label = opt.load_model(shared.model, shared.name)
     options = dict(min_count=min_count, truncation=truncation)
     target = opt.resolve_target(loaded, target)
-    given = (loaded, tokenizer, texts.texts, method, target)
-    summary = summarize_texts(*given, **options)
+    summary = summarize_texts(loaded, tokenizer, texts.texts, method, target, **options)
     opt.write_output(summary, shared.html, shared.out)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(texts), target=target)

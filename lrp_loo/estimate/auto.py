@@ -110,8 +110,7 @@ def begin_estimates(
     """Return the estimate of each text that one gradient pass gives, and the keys and
     values of a decoder, which that pass computed.
     """
-    arguments = (model, tokenizer, encs, target, units, content)
-    terms, posteriors = closed_forms(*arguments)
+    terms, posteriors = closed_forms(model, tokenizer, encs, target, units, content)
     has_states = 'input_ids' in encs[0] and is_causal(model)
     stored = terms.stored if has_states and terms.stored.is_complete else None
     estimates = []

@@ -61,7 +61,7 @@ def _is_still_read(text, target, row, as_keys):
         output = inputs.output(text.model)
         return as_readout(target, output, text.enc)(output).detach()
 
-    ids, config = text.enc['input_ids'], getattr(text.model, 'config', object)
+    ids, config = text.enc['input_ids'], getattr(text.model, 'config', None) or object
     # an id that is neither in the text nor special
     used = {v for k, v in vars(config).items() if k.endswith('_token_id')}
     used.update(ids.flatten().tolist())

@@ -133,9 +133,8 @@ class Variants:
 
     def compute_batches(self, token_budget: int) -> torch.Tensor:  # (n,)
         "Return f of all variants, in batches of at most so many tokens."
-        keep = self.keep
-        is_full = torch.ones_like(keep)
-        width = (keep if self.options.removal.closes_up else is_full).sum(1)
+        keep, closes_up = self.keep, self.options.removal.closes_up
+        width = (keep if closes_up else torch.ones_like(keep)).sum(1)
         order, values = [], []
         for n in width.unique().tolist():
             for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):

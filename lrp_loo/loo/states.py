@@ -9,11 +9,12 @@ __all__ = ['ENCODERS', 'DECODERS', 'OTHER_FAMILIES', 'PER_TOKEN', 'ROWS_ON_CPU',
 
 # %% ../../nbs/lib/loo_states.ipynb #40988315
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -143,9 +144,9 @@ def _cache(states, text):
     def with_stored(stored, new):
         # with padding, transformers repeats the heads of grouped attention
         stored = stored[:, :: max(1, stored.shape[1] // new.shape[1])]
-        is_shared = len(stored) == 1
-        stored = stored.expand(len(new), -1, -1, -1) if is_shared else stored[text]
-        return torch.cat([stored, new], 2)
+        if len(stored) > 1:
+            stored = stored[text]
+        return torch.cat([stored.expand(len(new), -1, -1, -1), new], 2)
 
     class StoredStates(DynamicCache):
         def update(self, key, value, layer_idx, *args, **kwargs):
@@ -257,13 +258,16 @@ def similar_sizes(
     """Return batches of texts or variants that together compute the fewest rows with
     their padding, where a batch itself counts as ROWS_OF_A_PASS.
     """
-    costs, batches = [0], [[]]  # of the first n
+    costs, batches = np.zeros(len(sizes) + 1), []  # of the first n; the last of these
     for n, size in enumerate(sizes, 1):
         most = max(1, min(n, max_items, max_rows // size))
-        cost, start = min((costs[i] + (n - i) * size, i) for i in range(n - most, n))
-        costs.append(cost + ROWS_OF_A_PASS)
-        batches.append([*batches[start], slice(start, n)])
-    return batches[-1]
+        by_start = costs[n - most : n] + size * np.arange(most, 0, -1)
+        costs[n] = by_start.min() + ROWS_OF_A_PASS
+        batches.append(slice(n - most + int(by_start.argmin()), n))
+    chosen = batches[-1:]
+    while chosen and chosen[0].start:
+        chosen.insert(0, batches[chosen[0].start - 1])
+    return chosen
 
 
 @dataclass(eq=False)

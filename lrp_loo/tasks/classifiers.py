@@ -360,8 +360,7 @@ def explain_windows(
     model, tokenizer = prepare_model(model, tokenizer, texts, device)
     records = Attributions()
     for text in texts:
-        arguments = (text, overlap, max_length)
-        ids, front, spans, encs = _windows(model, tokenizer, *arguments)
+        ids, front, spans, encs = _windows(model, tokenizer, text, overlap, max_length)
         with torch.no_grad():
             rows = [output_field(model(**encode(model, tokenizer, e))) for e in encs]
         if rows[0].ndim != 2:
