@@ -64,6 +64,7 @@ def one_by_one(model, enc, keep, readout):
 def assert_each_by_itself(model, encs, keeps, targets=None, **options):
     "Compare with a masked pass of its own; return the tokens that it took."
     targets = targets or [None] * len(encs)
+    read_subsets(model, encs, keeps, targets)  # what is shown once a model
     with CountTokens(model) as count:
         read = read_subsets(model, encs, keeps, targets, **options)
     for enc, keep, of in zip(encs, keeps, read, strict=True):
@@ -185,6 +186,7 @@ def test_a_row_that_sees_nothing_is_left_to_the_model(llama):
     (enc,) = texts_of(llama, (12,))
     keep = some_subsets(12)
     keep[1] = False
+    read_subsets(llama, [enc], [keep], [None])  # what is shown once a model
     with CountTokens(llama) as count:
         read_subsets(llama, [enc], [keep], [None])
     assert count.n == 12 * (1 + len(keep.unique(dim=0)))
@@ -228,20 +230,31 @@ def small_llama():
     return random_model('Llama', 'next token', 'sdpa', dtype=torch.float32)
 
 
+def small_gpt():
+    return random_model('GPT-2', 'next token', 'sdpa', dtype=torch.float32)
+
+
 def in_peft():
     lora = LoraConfig(target_modules=['q_proj'], task_type='CAUSAL_LM')
     return get_peft_model(small_llama(), lora).eval()
 
 
 ADVICE = {
-    'model.eval()': (lambda: small_llama().train(), lambda m: m.eval()),
+    'model.eval()': (lambda: small_gpt().train(), lambda m: m.eval()),
     '.float()': (lambda: small_llama().bfloat16(), lambda m: m.float()),
     "set_attn_implementation('sdpa')": (
         lambda: random_model('Llama', 'next token', 'eager', dtype=torch.float32),
         lambda m: m.set_attn_implementation('sdpa') or m,
     ),
-    'merge_and_unload()': (in_peft, lambda m: m.merge_and_unload()),
 }
+
+
+def test_states_of_a_wrapped_model_are_stored():
+    model = in_peft()
+    assert not why_no_states(model)
+    keeps = [some_subsets(e['input_ids'].shape[1]) for e in texts_of(model)]
+    rows = assert_each_by_itself(model, texts_of(model), keeps)
+    assert rows < sum(k.numel() for k in keeps)
 
 
 @pytest.mark.parametrize('advice', ADVICE)

@@ -1,6 +1,6 @@
 "Adding a method is one record; lists and padding; what methods do at the edges of what they know."
 
-from conftest import TEXTS, random_bert, shallow_demo
+from conftest import TEXTS, CountTokens, random_bert, shallow_demo
 from every_family import Words
 from families import DECODER, FAMILIES, SIZES, drawn, random_inputs, random_model
 import pytest
@@ -13,7 +13,7 @@ from lrp_loo.inputs.scores import Scores, text_by_text
 from lrp_loo.inputs.targets import Readout, Target
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.interop import Attributor
-from lrp_loo.methods import PaddingCheck, explain_batch
+from lrp_loo.methods import differs_from_model, explain_batch
 from lrp_loo.methods.table import METHODS, Method
 from lrp_loo.methods.baselines import ig_scores
 from lrp_loo.models.call import forward, watch_embeddings
@@ -99,19 +99,22 @@ def test_texts_that_padding_changes_are_explained_one_by_one(tokenizer):
             assert torch.equal(a.scores, alone.scores)
 
 
-def test_a_padding_check_fails_passes_and_counts_for_other_methods(tokenizer):
+def test_numbers_are_compared_with_the_models_own_forward_once(tokenizer):
     reads, model = Averages().eval(), random_bert(layers=1)
     for_it, encs = ([encode(m, tokenizer, t) for t in TEXTS] for m in (reads, model))
     found = METHODS['attn_lrp'](reads, tokenizer, for_it)
-    assert PaddingCheck().fails(reads, for_it, None, found)
-    check, calls, sizes = PaddingCheck(), [], []
+    assert differs_from_model(reads, for_it, None, found, 'attn_lrp')
+    found, sizes = METHODS['attn_lrp'](model, tokenizer, encs), []
+    assert not differs_from_model(model, encs, None, found, 'attn_lrp')
+    with CountTokens(model) as count:  # known of these lengths and of this method
+        assert not differs_from_model(model, encs, None, found, 'attn_lrp')
+        assert not count.n
+        assert not differs_from_model(model, encs, None, found, 'cp_lrp')
+        assert count.n
+    with torch.no_grad():
+        model.classifier.bias += 1
+    assert differs_from_model(model, encs, None, found, 'attn_lrp')
     found = METHODS['attn_lrp'](model, tokenizer, encs)
-    handle = model.register_forward_hook(lambda *args: calls.append(1))
-    for _ in range(2):
-        assert not check.fails(model, encs, None, found)
-        assert len(calls) == 2  # two of the three texts are padded
-    assert check.passed
-    handle.remove()
 
     def counted(model, tokenizer, encs, target=None):
         sizes.append(len(encs))

@@ -69,7 +69,8 @@ class PartialEstimate:
     members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
     exact_passes: float  # cost of exact LOO of every unit
     cost: torch.Tensor  # (n_units,) forward passes that exact LOO of each takes
-    passes: float = GRADIENT_PASS  # forward passes spent so far
+    passes: float = GRADIENT_PASS  # forward passes counted so far, padding included
+    planned_passes: float = GRADIENT_PASS  # the part of the budget that is spent
 
     def more(
         self,
@@ -80,7 +81,9 @@ class PartialEstimate:
         if (self.cost < 1).any():  # a decoder: its keys and values are read again
             _, stored = read_whole(whole.model, whole.enc, whole.readout, True)
             spent = 1
-        estimate = replace(self, passes=self.passes + spent)
+        estimate = replace(
+            self, passes=self.passes + spent, planned_passes=self.planned_passes + spent
+        )
         (resumed,) = add_exact([estimate], passes - spent, stored)
         return self if resumed is estimate else resumed
 
@@ -89,6 +92,7 @@ class PartialEstimate:
         scores, whole = self.posterior.mean, self.posterior.whole
         info = dict(
             forward_equivalents=round(self.passes, 2),
+            planned_passes=round(self.planned_passes, 2),
             exact_passes=round(self.exact_passes, 2),
             **self.posterior.info(scores),
         )
@@ -150,7 +154,12 @@ def add_exact(
     for i, result in zip(chosen, read_variants(wholes, keeps, stored)):
         (units, spent), e = chosen[i], estimates[i]
         posterior = e.posterior.with_loo(units, result.value - result.values)
-        results[i] = replace(e, posterior=posterior, passes=e.passes + spent)
+        results[i] = replace(
+            e,
+            posterior=posterior,
+            passes=e.passes + result.passes,
+            planned_passes=e.planned_passes + spent,
+        )
     return results
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
@@ -192,8 +201,12 @@ def auto_scores(
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
         loos = many_loo(model, encs, target, removal, fill, unit_numbers)
         for i, loo in zip(exact, loos):
-            cost = round(costs[i], 2)
-            info = dict(forward_equivalents=cost, exact_passes=cost, exact=True)
+            n = round(loo.passes, 2)
+            planned = round(costs[i], 2)
+            cost = dict(
+                forward_equivalents=n, planned_passes=planned, exact_passes=planned
+            )
+            info = dict(exact=True, engine=loo.engine) | cost
             rows = loo.scores.view(len(loo.scores), -1).T  # one per number
             scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)
     rest = [i for i in range(len(costs)) if scores[i] is None]

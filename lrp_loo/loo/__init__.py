@@ -38,6 +38,8 @@ class Loo(NamedTuple):
     value: torch.Tensor  # (1,) f(x); (1, n) for n generated tokens
     readout: Readout  # selects f from the output
     row: torch.Tensor  # the output row that contains f(x)
+    engine: str  # how the variants were computed
+    passes: float  # rows that entered the layers, padding included, over tokens
 
 
 @torch.no_grad()

@@ -396,16 +396,12 @@ def loo_scores(
     fill = removal.fill(tokenizer)
     numbers = [None if u is None else u.number for u in units]
     loo = many_loo(model, texts, target, removal, fill, numbers, token_budget, progress)
-    scores_of_texts, values, readouts, _ = zip(*loo)
-    infos = []
-    for enc, u, row in zip(texts, units, scores_of_texts):
-        info, n = removal.info(), len(row)
-        passes = 1 + n * info.get('n_draws', 1)  # the cost, in passes over the text
-        if removal.by_mask:
-            members = unit_members(model, enc, u)
-            passes = round(exact_passes(model, enc, target, members), 2)
-        cost = dict(exact=True, forward_equivalents=passes, exact_passes=passes)
-        infos.append(info | cost)
+    scores_of_texts, values, readouts, _, engines, passes = zip(*loo)
+    infos = [
+        removal.info()
+        | dict(exact=True, engine=engine, forward_equivalents=n, exact_passes=n)
+        for engine, n in zip(engines, [round(n, 2) for n in passes])
+    ]
     if isinstance(target, GeneratedReadout):
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
     scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)

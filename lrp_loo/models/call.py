@@ -4,24 +4,29 @@
 
 # %% auto #0
 __all__ = ['CACHES', 'WatchedEmbeddings', 'watch_embeddings', 'check_model', 'check_finite', 'gradients_enabled', 'forward',
-           'has_foreign_hooks', 'is_modified', 'modules_with_hooks', 'depends_on_batch', 'any_modified']
+           'plain_forward', 'has_foreign_hooks', 'modules_with_hooks', 'is_intercepted', 'probe_inputs', 'batch_noise',
+           'RowCounter', 'counted_rows']
 
 # %% ../../nbs/lib/models_call.ipynb #00000002
 import contextlib
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from ..core.hooks import Hook, forward_hooks, restores_state
+from ..core.hooks import Hook, forward_hooks, hooks_suspended
+from ..core.hooks import restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
+from .proofs import calls_are_intercepted, tried_once
 from .structure import all_modules, device_of, embedding_modules
+from .structure import input_embeddings, layers_of, pretrained_parts
 from .structure import forward_arguments, input_names, cached_in_call
 from .structure import unwrapped_model
 
@@ -210,6 +215,12 @@ CACHES = ('cache', 'past_key_values')
 def _explain_error(model, inputs, e):
     "Return a message on why a call failed, or None if the cause is unknown."
     text = str(e)
+    if isinstance(e, IndexError):
+        return (
+            f"{type(model).__name__}'s own forward fails on this text ({e}): a position,"
+            " a distance or a type is beyond a table of the model; correct the"
+            " configuration from which it was made"
+        )
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if re.search('dtype|scalar type', text) and len(types) > 1:
         names = sorted(str(t).removeprefix('torch.') for t in types)
@@ -284,78 +295,120 @@ def forward(model: torch.nn.Module, inputs: dict) -> Any:
         is_double = getattr(model, 'dtype', None) == torch.float64
         with _FiniteMaskedRows() if is_double else contextlib.nullcontext():
             return model(**inputs, **options)
-    except (TypeError, RuntimeError, ValueError) as e:
+    except (TypeError, RuntimeError, ValueError, IndexError) as e:
         if message := _explain_error(model, inputs, e):
             raise ValueError(message) from e
         raise
 
 # %% ../../nbs/lib/models_call.ipynb #0000000f
-_PLAIN_WEIGHTS = {torch.nn.Parameter, torch.Tensor, type(None)}
-# the module of transformers' own hooks, which collect outputs
-_COLLECTING = 'transformers.utils.output_capturing'
+@torch.no_grad()
+def plain_forward(
+    model: torch.nn.Module,
+    inputs: dict,  # of one text or image
+) -> Any:
+    "Return the output of the model's own forward, without any hook of this package."
+    with hooks_suspended():
+        return forward(model, inputs)
 
 
 def has_foreign_hooks(m: torch.nn.Module) -> bool:
     "Return True if a module has hooks that are neither ours nor transformers' own."
+    # transformers collects outputs by hooks
+    collecting = sys.modules.get('transformers.utils.output_capturing')
+    own_file = getattr(collecting, '__file__', '')
     forward_hooks = (m._forward_hooks, m._forward_pre_hooks)
     for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
         for hook in hooks.values():
-            module = getattr(hook, '__module__', None) or ''
-            if not isinstance(hook, Hook) and not module.startswith(_COLLECTING):
+            code = getattr(hook, '__code__', None)
+            is_collecting = code is not None and code.co_filename == own_file
+            if not isinstance(hook, Hook) and not is_collecting:
                 return True
     return False
 
 
-def is_modified(m: torch.nn.Module) -> bool:
-    "Return True if a module may run other code than that of transformers or torch."
-    if 'forward' in vars(m):
-        return True
-    weights = (*m._parameters.values(), *m._buffers.values())
-    if not _PLAIN_WEIGHTS.issuperset(map(type, weights)):
-        return True
-    libraries = ('transformers.', 'torch.nn.')
-    is_known = type(m).__module__.startswith(libraries)
-    of_forward = getattr(type(m).forward, '__module__', '')
-    return not (is_known and of_forward.startswith(libraries))
-
-
 @cached_in_call
 def modules_with_hooks(model: torch.nn.Module) -> set[torch.nn.Module]:
-    "Return the modules of a model that have hooks of others."
-    return set(filter(has_foreign_hooks, all_modules(model).values()))
-
-
-@cached_in_call
-def _modified_modules(model):
-    modified = set(filter(is_modified, all_modules(model).values()))
-    return modified | modules_with_hooks(model)
-
-
-@cached_in_call
-def depends_on_batch(model: torch.nn.Module) -> bool:
-    "Return True for dynamic quantization: its ranges are those of the whole batch."
+    "Return the modules of a model that have hooks of others, or a forward of their own."
     modules = all_modules(model).values()
-    return any('.quantized.dynamic.' in type(m).__module__ for m in modules)
+    return {m for m in modules if 'forward' in vars(m) or has_foreign_hooks(m)}
 
 
-def any_modified(
+def is_intercepted(
     model: torch.nn.Module,
     # the modules whose computation is skipped; None: all
     parts: Iterable[torch.nn.Module] | None = None,
 ) -> bool:
-    """Return True if parts of a model may be modified, or if hooks on all modules,
-    function modes or autocast are active. Call before skipping computation.
+    """Return True if hooks of others, function modes or autocast may see or change what
+    a model computes. Call before skipping computation.
     """
-    modified = _modified_modules(model)
-    torch_module = torch.nn.modules.module
-    modes = _get_current_function_mode_stack()
-    return bool(
-        (modified if parts is None else not modified.isdisjoint(parts))
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-        # torch's default device is a mode as well
-        or any(not isinstance(mode, DeviceContext) for mode in modes)
-        or torch.is_autocast_enabled(device_of(model).type)
+    watched = modules_with_hooks(model)
+    has_hooks = bool(watched) if parts is None else not watched.isdisjoint(parts)
+    return has_hooks or calls_are_intercepted(device_of(model))
+
+
+def probe_inputs(
+    model: torch.nn.Module, n_texts: int = 1
+) -> dict[str, torch.Tensor]:  # (n_texts, 8), or a window of attention's tokens
+    "Return random texts without special tokens, the same in every process."
+    configs = [vars(c) for m in pretrained_parts(model) if (c := m.config) is not None]
+    special = torch.tensor(
+        [
+            i
+            for c in configs
+            for k, v in c.items()
+            if k.endswith('_token_id')
+            for i in (v if isinstance(v, (list, tuple)) else [v])
+            if isinstance(i, int)
+        ]
     )
+    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
+    ids = ids[~torch.isin(ids, special)] if len(ids) > 8 + len(special) else ids
+    windows = [w - 1 for c in configs if (w := c.get('sliding_window'))]
+    shape, generator = (n_texts, min([8, *windows])), torch.Generator().manual_seed(0)
+    ids = ids[torch.randint(len(ids), shape, generator=generator)].to(device_of(model))
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+@tried_once
+def batch_noise(
+    model: torch.nn.Module,
+) -> float:  # relative to the largest number; 0.0 up to rounding
+    """Return by how much numbers of a text differ beside another text and alone, as
+    with ranges of quantization that are taken over the batch, by a trial of two texts.
+    """
+    noise = 0.0
+
+    def numbers(inputs):
+        leaves = tree_leaves(forward(model, inputs))
+        leaves = [x for x in leaves if torch.is_tensor(x) and x.is_floating_point()]
+        return [x.double() for x in leaves if len(x) == len(inputs['input_ids'])]
+
+    with contextlib.suppress(Exception):
+        both = probe_inputs(model, 2)
+        alone = [numbers({k: v[i : i + 1] for k, v in both.items()}) for i in range(2)]
+        for x, *rows in zip(numbers(both), *alone):
+            differences = (x - torch.cat(rows)).abs() / x.abs().max()
+            noise = max(noise, float(differences.max()))
+    eps = torch.finfo(getattr(model, 'dtype', torch.float32)).eps
+    return noise if noise > max(1e-4, 4 * eps) else 0.0
+
+
+class RowCounter:
+    "The number of rows (tokens of all texts) that entered a model's first layer."
+
+    n = 0
+
+    def count(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        "Add the rows of a call: a hook before the layer."
+        inputs = (*args, kwargs.get('hidden_states'), kwargs.get('input_ids'))
+        first = next((x for x in inputs if torch.is_tensor(x)), None)
+        self.n += 0 if first is None else first.shape[:2].numel()
+
+
+@contextlib.contextmanager
+def counted_rows(model: torch.nn.Module) -> Iterator[RowCounter]:
+    "Count the rows that a model computes, those of `plain_forward` left out."
+    counter = RowCounter()
+    first = next(iter(layers_of(model).modules), model)
+    with forward_hooks([(first, counter.count, None)]):
+        yield counter
