@@ -784,8 +784,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lrp_loo.loo.states._stored_input': ('lib/loo_states.html#_stored_input', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.changed_rows': ('lib/loo_states.html#changed_rows', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.is_causal': ('lib/loo_states.html#is_causal', 'lrp_loo/loo/states.py'),
-                                    'lrp_loo.loo.states.mixes_only_in_attention': ( 'lib/loo_states.html#mixes_only_in_attention',
-                                                                                    'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.rows_in_pass': ('lib/loo_states.html#rows_in_pass', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.rows_read': ('lib/loo_states.html#rows_read', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.similar_sizes': ('lib/loo_states.html#similar_sizes', 'lrp_loo/loo/states.py'),

@@ -9,7 +9,8 @@ from conftest import OPINIONS, shallow_demo
 from lrp_loo import explain
 from lrp_loo.methods.table import METHODS
 
-# of three texts, once its shortcuts were tried on the model: forward passes, tokens of an encoder; of a decoder; module steps a module
+# of three texts, once shortcuts were tried on the model: forward passes, tokens of an
+# encoder; of a decoder; module steps a module
 COUNTS = {name: (1, 51, 1, 48, 36) for name in METHODS} | {
     **dict.fromkeys(['auto', 'loo'], (3, 574, 3, 442, 36)),
     **{'auto 3': (1, 51, 1, 48, 36), 'auto 7': (4, 263, 3, 442, 42)},

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import CountTokens
-from families import random_inputs, random_model
+from families import random_model
 from torch import nn
 from torch.nn.utils import parametrizations
 

@@ -220,26 +220,28 @@ def padding_changes_values(
     encs: list[dict[str, torch.Tensor]],  # encoded texts
     target: OneTarget,  # see `as_target`; a class's or token's logit
 ) -> bool:
-    """Return True if the shortest text's number changes when the model's own forward
-    reads it with padding up to the longest. A model that scales positions by the
-    number of tokens, for example, is right only for each text alone.
+    """Return True if the number of a short text changes when the model's own forward
+    reads it with padding up to the longest: of the shortest text for each length modulo
+    four, because a model that pools two or four tokens is sensitive to the remainder.
     """
-    by_length = sorted(encs, key=lambda enc: enc['input_ids'].shape[1])
-    ends = by_length[0], by_length[-1]
-    lengths = [enc['input_ids'].shape[1] for enc in ends]
-    proofs, claim = proofs_of(model), ('padding', *sorted(encs[0]))
-    if lengths[0] == lengths[1] or proofs.covers(claim, *lengths):
-        return False
-    padded = {k: v[:1] for k, v in pad_batch(model.config, [*ends]).items()}
-    output = plain_forward(model, ends[0])
-    readout = as_readout(target, output, ends[0])
-    value, scale = value_and_scale(output, ends[0], readout)
-    fixed = fix_index(readout.target, readout.chosen(0))
-    try:
-        with_padding, _ = value_and_scale(plain_forward(model, padded), padded, fixed)
-    except (ValueError, IndexError):  # it takes no padding
-        return True
-    if differs(with_padding, value, scale):
-        return True
-    proofs.add_lengths(claim, *lengths)
+    by_length = sorted(encs, key=lambda enc: -enc['input_ids'].shape[1])
+    n, proofs = by_length[0]['input_ids'].shape[1], proofs_of(model)
+    for enc in {enc['input_ids'].shape[1] % 4: enc for enc in by_length}.values():
+        size = enc['input_ids'].shape[1]
+        claim = ('padding', size % 4, *sorted(enc))
+        if size == n or proofs.covers(claim, size, n):
+            continue
+        output = plain_forward(model, enc)
+        readout = as_readout(target, output, enc)
+        value, scale = value_and_scale(output, enc, readout)
+        fixed = fix_index(readout.target, readout.chosen(0))
+        padded = pad_batch(getattr(model, 'config', None), [enc, by_length[0]])
+        padded = {k: v[:1] for k, v in padded.items()}
+        try:
+            padded_output = plain_forward(model, padded)
+        except ValueError:  # it takes no padding
+            return True
+        if differs(value_and_scale(padded_output, padded, fixed)[0], value, scale):
+            return True
+        proofs.add_lengths(claim, size, n)
     return False

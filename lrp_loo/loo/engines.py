@@ -407,9 +407,9 @@ def _read_in_batches(texts, options, counter, stored=None):
     for group in groups.values():
         n = max(1, max_rows // group[-1].keep.shape[1])
         shares_batches = len(group) > 1 and n > 1
-        ends = [text.enc for text in (group[0], group[-1])]
+        encs = [text.enc for text in group]
         if shares_batches and padding_changes_values(
-            group[0].model, ends, group[0].target
+            group[0].model, encs, group[0].target
         ):
             n = 1
         for start in range(0, len(group), n):

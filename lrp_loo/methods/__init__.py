@@ -25,7 +25,7 @@ from ..inputs.call import CallInputs, as_list, class_names, content_entries
 from ..inputs.call import group_by_target, has_vocabulary
 from ..inputs.scores import GeneratedReadout, Scores, compute_all_rows
 from ..inputs.scores import reads_logits
-from ..inputs.targets import NAMES_CLASSES, OneTarget, Readout, Target, TargetOf
+from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
 from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
 from ..loo.checks import agree, differs, padding_changes_values, value_and_scale
@@ -33,7 +33,7 @@ from ..loo.engines import random_choice, read_whole
 from ..loo.removals import accepts_attention_mask
 from .table import Refusal, as_method, check_options, method_name
 from .table import or_refusal
-from ..loo.states import mixes_only_in_attention, similar_sizes
+from ..loo.states import similar_sizes
 from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, unwrap
@@ -75,20 +75,18 @@ def check_own_answer(
         )
 
 
-def _texts_to_compare(model, encs, target, is_known):
+def _texts_to_compare(encs, target, is_known):
     """Return the indices of a batch's texts that are compared with the model's own
-    forward: none if the number is known to be right for such texts, else the shortest,
-    the longest and a random one; and the texts whose padding may count in other ways.
+    forward: the shortest, the longest and a random one unless the number is known to be
+    right for such texts; of a function, which may read any row, all that are padded.
     """
     lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
     order = sorted(range(len(encs)), key=lengths.__getitem__)
+    padded = [i for i in order if lengths[i] < max(lengths)] if callable(target) else []
+    if is_known:
+        return padded
     ends = [order[0], order[-1], random_choice(encs[order[-1]], len(encs))]
-    padded = [i for i in reversed(order) if lengths[i] < max(lengths)]
-    if padded and not callable(target):
-        # a model that pools two or four tokens is sensitive to the remainder
-        by_remainder = {lengths[i] % 4: i for i in padded}
-        padded = [] if mixes_only_in_attention(model) else [*by_remainder.values()]
-    return [*dict.fromkeys(padded + ([] if is_known else ends))]
+    return [*dict.fromkeys(padded + ends)]
 
 
 @torch.no_grad()
@@ -108,7 +106,7 @@ def differs_from_model(
     proofs, claim = proofs_of(model), ('f(x)', name, kind, *sorted(encs[0]))
     n = max(enc['input_ids'].shape[1] if 'input_ids' in enc else 1 for enc in encs)
     is_known = proofs.covers(claim, n, n)
-    for i in _texts_to_compare(model, encs, target, is_known):
+    for i in _texts_to_compare(encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
         output = plain_forward(model, encs[i])
         alone, scale = value_and_scale(output, encs[i], fixed)
@@ -347,8 +345,8 @@ class _MethodCall:
         for target, group in group_by_target(targets):
             group.sort(key=lambda i: shapes[i])
             lengths = [shapes[i][-1] for i in group]
-            ends = [texts[i].enc for i in (group[0], group[-1])]
-            _can_share_batch(self.model, ends, target)  # once for all batches
+            encs = [texts[i].enc for i in group]
+            _can_share_batch(self.model, encs, target)  # once for all batches
             parts = similar_sizes(lengths, batch_size, batch_size * lengths[-1])
             for part in reversed(parts):  # what is shown of long texts holds for others
                 batch = group[part]

@@ -19,8 +19,6 @@ import torch
 from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.hooks import forward_hooks
 from ..core.tensors import check_tokens_alone, one_text, pad_batch, repeated
-from ..estimate import unit_members
-from ..estimate.auto import exact_passes
 from ..estimate.one_pass import GRADIENT_PASS
 from ..inputs.scores import GeneratedReadout, Scores, as_readout, last_rows_only
 from ..inputs.scores import read_row_only
