@@ -17,7 +17,7 @@ from lrp_loo import Target, attribute_context, calibrate, explain, explain_gener
 from lrp_loo import load_demo, refine
 from lrp_loo.estimate.auto import auto_scores
 from lrp_loo.core.stats import pearson
-from lrp_loo.inputs.scores import next_tokens
+from lrp_loo.inputs.scores import NextTokens
 from lrp_loo.records.display import outside_scale_label
 
 LONG = [
@@ -75,7 +75,7 @@ def test_a_deep_decoder_keeps_a_budget(passes, n_read):
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes, **heads)).eval()
     ids = torch.randint(0, 99, (1, 40))
     enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    answer = next_tokens(ids[0, -n_read:], log_prob=True, total=True)
+    answer = NextTokens(ids[0, -n_read:], log_prob=True, total=True)
     target = None if n_read == 1 else answer
     info = auto_scores(model, None, [enc], target, passes=passes).info[0]
     assert 3 <= info['forward_equivalents'] <= passes < info['exact_passes']

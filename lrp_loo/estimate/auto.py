@@ -193,7 +193,10 @@ def auto_scores(
         loos = many_loo(model, encs, target, removal, fill, unit_numbers)
         for i, loo in zip(exact, loos):
             cost = round(costs[i], 2)
-            info = dict(forward_equivalents=cost, exact_passes=cost, exact=True)
+            units_of_text = list(range(len(members[i])))
+            info = dict(
+                forward_equivalents=cost, exact_passes=cost, exact=units_of_text
+            )
             rows = loo.scores.view(len(loo.scores), -1).T  # one per number
             scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)
     rest = [i for i in range(len(costs)) if scores[i] is None]

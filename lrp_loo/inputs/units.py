@@ -8,8 +8,9 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'text_spans', 'Units', 't
            'as_prompt', 'content_tokens', 'spans_among']
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, Union
 
@@ -71,13 +72,40 @@ def text_spans(
     return spans
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000008
-@dataclass
+@dataclass(frozen=True)
 class Units:
-    "Units of one text: the unit index of each token, and the names."
+    """Units of one text: the unit index of each token, and the names. Raise ValueError
+    if a unit has no token, a name is not its text, or a token is in another unit.
+    """
 
     number: torch.Tensor  # (n_tokens,) index of the token's unit; −1 without a unit
     names: list[str]  # (n_units,)
     is_special: torch.Tensor  # (n_units,) bool
+    # the text's parts, and (part, start, end) of each unit and of each token; None
+    # for a unit or token that is not known by its characters
+    source: InitVar[tuple[tuple, list, list] | None] = None
+
+    def __post_init__(self, source):
+        n, numbers = len(self.names), self.number.tolist()
+        is_valid = {*numbers, -1} == {*range(-1, n)} and len(self.is_special) == n
+        if source is not None:
+            parts, unit_spans, spans = source
+            unit_at = _unit_at(unit_spans)
+            is_valid &= all(
+                span is None or name == parts[span[0]][span[1] : span[2]]
+                for name, span in zip(self.names, unit_spans, strict=True)
+            )
+            units = [k if k >= 0 and unit_spans[k] else None for k in numbers]
+            is_valid &= all(
+                unit_at.get((span[0], c)) == k
+                for k, span in zip(units, spans, strict=True)
+                for c in (() if span is None else _visible(parts, span))
+            )
+        if not is_valid:
+            raise ValueError(
+                f"the units {self.names} do not hold the tokens of their texts; make"
+                " them by text_units"
+            )
 
     def __len__(self):
         return len(self.names)
@@ -91,6 +119,18 @@ class Units:
         return torch.zeros(len(self), dtype=scores.dtype).index_add_(
             0, self.number[is_in_unit], scores.cpu()[is_in_unit]
         )
+
+
+def _unit_at(spans):
+    "Return (part, character) → index of the span that holds it."
+    enumerated = enumerate(spans)
+    return {(s[0], c): k for k, s in enumerated if s for c in range(s[1], s[2])}
+
+
+def _visible(parts, span):
+    "Return the indices of a span's characters without white space."
+    part, start, end = span
+    return [c for c in range(start, end) if not parts[part][c].isspace()]
 
 
 # a name, `Parts` of the model, or spans of one text or of each
@@ -118,10 +158,32 @@ def token_spans(
         if encoding['input_ids'][0, columns][: len(ids)].equal(ids):
             break
     else:
-        return _spans_part_by_part(tokenizer, parts, ids)
+        return _with_marks(_spans_part_by_part(tokenizer, parts, ids), parts)
     offsets = encoding.encodings[0].offsets[columns]
-    spans = zip(encoding.sequence_ids()[columns], offsets)
-    return [None if k is None else (k, *span) for k, span in [*spans][: len(ids)]]
+    spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
+    return _with_marks([None if k is None else (k, *s) for k, s in spans], parts)
+
+
+def _with_marks(spans, parts):
+    """Return the spans with the marks at their ends, which a tokenizer strips or joins
+    to the character before: each up to the end of that character or the next token.
+    """
+    if all(map(str.isascii, parts)):
+        return spans
+    ends = [[m.end() for m in regex.finditer(r'\X', text)] for text in parts]
+    extended, limits = [], [len(text) for text in parts]  # from the last token on
+    previous = limits.copy()  # the start of the token after
+    for span in reversed(spans):
+        if span is not None and span[1] < span[2]:
+            part, start, end = span
+            if previous[part] >= end:
+                limits[part] = previous[part]
+            of_part = ends[part]
+            character_end = of_part[bisect_left(of_part, end)]
+            span = part, start, max(end, min(character_end, limits[part]))
+            previous[part] = start
+        extended.append(span)
+    return extended[::-1]
 
 
 def _spans_part_by_part(tokenizer, parts, ids):
@@ -157,26 +219,53 @@ def _spans_part_by_part(tokenizer, parts, ids):
     return spans + [None] * (len(rest) - len(spans))
 
 
-def _unit_of_tokens(spans, parts, unit_spans, joins_space, content):
-    """Return each token's unit index, by its first visible character; None outside of
-    all units. With joins_space, a token of white space alone belongs to the next word,
-    unless the content begins or ends between them.
+def _units_of_tokens(spans, parts, unit_at, joins_space, cuts):
+    """Return for each token the units of its visible characters, in order, None among
+    them if a character is outside of all. With joins_space, a token of white space
+    alone belongs to the next word, unless a cut is between them.
     """
-    cuts = [c for span in content or () for c in span]
-    unit_at = {
-        (part, c): index
-        for index, (part, start, end) in enumerate(unit_spans)
-        for c in range(start, end)
-    }
 
-    def unit_of(part, start, end):
-        text = parts[part]
-        stop = min((c for c in [*cuts, len(text)] if c >= end), default=end)
-        visible = range(start, stop if joins_space else end)
-        first = next((c for c in visible if not text[c].isspace()), start)
-        return unit_at.get((part, first))
+    def units_of(part, start, end):
+        text, places = parts[part], _visible(parts, (part, start, end))
+        if not places:
+            ends = [c for c in [*cuts, len(text)] if c >= end] if joins_space else [end]
+            following = range(end, min(ends))
+            places = [next((c for c in following if not text[c].isspace()), start)]
+        return list(dict.fromkeys(unit_at.get((part, c)) for c in places))
 
-    return [None if span is None else unit_of(*span) for span in spans]
+    return [[] if span is None else units_of(*span) for span in spans]
+
+
+def _join_units(units_of_tokens, unit_spans, joins_empty):
+    """Join units that share a token, or have none, to the unit before. Return the unit
+    of each token, and the spans.
+    """
+    units_of_tokens = [[u for u in units if u is not None] for units in units_of_tokens]
+    joined = {u for units in units_of_tokens for u in units[1:]}
+    if joins_empty:
+        with_token = {u for units in units_of_tokens for u in units}
+        joined |= set(range(1, len(unit_spans))) - with_token
+    index, spans = [], []
+    for k, (part, start, end) in enumerate(unit_spans):
+        if k in joined:
+            part, start, _ = spans.pop()
+        spans.append((part, start, end))
+        index.append(len(spans) - 1)
+    return [index[units[0]] if units else None for units in units_of_tokens], spans
+
+
+def _check_spans(units_of_tokens, unit_spans, parts, last):
+    "Raise ValueError for a span in which no token begins, or that begins in a token."
+    for index, (part, start, end) in enumerate(unit_spans):
+        name = f'the span {(start, end)}: {parts[part][start:end]!r}'
+        if not any(units[:1] == [index] for units in units_of_tokens):
+            cut = ' (the text was cut before it)' if start >= last else ''
+            raise ValueError(f"no token begins in {name}{cut}")
+        if any(index in units[1:] for units in units_of_tokens):
+            raise ValueError(
+                f"a token begins before {name}, and ends in it; begin the span where a"
+                " token begins, and leave no token to two spans"
+            )
 
 
 def text_units(
@@ -186,55 +275,62 @@ def text_units(
     # 'word', 'sentence', or a list of (start, end) spans; for a pair, a pair of lists
     units: Any,
     content: list | None = None,  # (start, end) spans, whose ends no unit crosses
-    # merge a span in which no token begins with the span before it, instead of
-    # raising: `",` may be one token and two words
-    merge_empty: bool = False,
+    # spans are words or sentences: see below
+    merges: bool = False,
     spans: list | None = None,  # `token_spans`, if they are known
 ) -> Units:
-    """Return the units of one encoded text. Words and sentences are sorted, and a
-    token outside of them is its own unit. Spans keep the order of the caller, and hold
-    the tokens whose first visible character is theirs: with a space joined to its word
-    in one token, the space belongs to the word; a token of white space alone belongs
-    to a span that holds its first character.
+    """Return the units of one encoded text, each named by the text of its tokens. Words
+    and sentences are sorted, those that share a token are one unit, and a token outside
+    of them is its own. Spans keep the order of the caller, and hold the tokens whose
+    first visible character is theirs: with a space joined to its word in one token, the
+    space belongs to the word; a token of white space alone belongs to the next word of
+    its content, or to a span that holds its first character.
     """
     ids = enc['input_ids'][0].cpu()
     is_named = isinstance(units, str)
     parts = text if isinstance(text, tuple) else (text,)
     spans = token_spans(tokenizer, parts, ids) if spans is None else spans
-    content = None if isinstance(content, int) else content
+    content = [] if content is None or isinstance(content, int) else content
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
         raise ValueError(
             f"a pair of texts needs a pair of span lists, got {len(per_part)}"
         )
-    unit_spans = [
-        (number, *span)
-        for number, (part, kind) in enumerate(zip(parts, per_part))
-        for span in text_spans(part, kind, content or ())
-    ]
-    joins_space = is_named or merge_empty
-    unit_of = _unit_of_tokens(spans, parts, unit_spans, joins_space, content)
-    if merge_empty:
-        merged = []
-        for index, (part, start, end) in enumerate(unit_spans):
-            if index in unit_of or not merged:
-                merged.append((part, start, end))
-            else:
-                merged[-1] = (*merged[-1][:2], end)
-        unit_spans = merged
-        unit_of = _unit_of_tokens(spans, parts, unit_spans, joins_space, content)
+    # a text may hold a special token, which is no word
+    is_special = (
+        special_mask(tokenizer, ids).tolist() if is_named else [False] * len(ids)
+    )
+    outside = [span for span, special in zip(spans, is_special) if special and span]
+    is_outside, spans = (
+        _unit_at(outside),
+        [None if special else span for span, special in zip(spans, is_special)],
+    )
+    unit_spans = []
+    for number, (part, kind) in enumerate(zip(parts, per_part)):
+        cuts = [*content, *(span[1:] for span in outside if span[0] == number)]
+        of_part = ((number, *span) for span in text_spans(part, kind, cuts))
+        unit_spans += [span for span in of_part if span[:2] not in is_outside]
+    joins, cuts = is_named or merges, [c for span in content for c in span]
+    arguments = (spans, parts, _unit_at(unit_spans), joins, cuts)
+    units_of_tokens = _units_of_tokens(*arguments)
+    if joins:
+        unit_of, unit_spans = _join_units(units_of_tokens, unit_spans, merges)
+        units_of_tokens = [[] if u is None else [u] for u in unit_of]
+    if not is_named:
+        last = max((span[2] for span in spans if span is not None), default=0)
+        _check_spans(units_of_tokens, unit_spans, parts, last)
+    unit_of = [units[0] if units else None for units in units_of_tokens]
+    for index, span in zip(unit_of, spans):
+        if index is not None and (places := _visible(parts, span)):
+            part, start, end = unit_spans[index]
+            whole = min(start, places[0]), max(end, places[-1] + 1)
+            unit_spans[index] = part, *whole
     names = [parts[part][a:b] for part, a, b in unit_spans]
+    source = parts, unit_spans, spans
     if is_named:
-        return sorted_units(tokenizer, ids, unit_of, names)
-    last = max((span[2] for span in spans if span is not None), default=0)
-    for index, (_, start, end) in enumerate(unit_spans):
-        if index not in unit_of:
-            cut = ' (the text was cut before it)' if start >= last else ''
-            raise ValueError(
-                f"no token begins in the span {(start, end)}: {names[index]!r}{cut}"
-            )
+        return sorted_units(tokenizer, ids, unit_of, names, source)
     number = torch.tensor([-1 if u is None else u for u in unit_of])
-    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
+    return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
 
 
 def sorted_units(
@@ -242,6 +338,7 @@ def sorted_units(
     ids: torch.Tensor,  # (n_tokens,)
     unit_of: Sequence[int | None],  # each token's index in `names`
     names: Sequence[str],
+    source: tuple | None = None,  # see `Units`, the spans as the names
 ) -> Units:
     "Return units in the order of their first tokens; other tokens are units, too."
     tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
@@ -253,13 +350,15 @@ def sorted_units(
     for i, key in enumerate(keys):
         starts.setdefault(key, i)
     number = {key: n for n, key in enumerate(starts)}
+    units = [unit_of[i] for i in starts.values()]
+    if source is not None:
+        parts, spans, token_spans = source
+        source = parts, [None if u is None else spans[u] for u in units], token_spans
     return Units(
         torch.tensor([number[key] for key in keys]),
-        [
-            tokens[i] if unit_of[i] is None else names[unit_of[i]]
-            for i in starts.values()
-        ],
+        [tokens[i] if u is None else names[u] for i, u in zip(starts.values(), units)],
         is_special[list(starts.values())],
+        source,
     )
 
 
@@ -355,8 +454,6 @@ def _format(template, tokenizer, model):
     """
     if isinstance(template, str):
         return template
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, 'chat_template', None):
         raise ValueError(
             "this tokenizer has no chat template for a list of messages; give a str"
@@ -366,8 +463,13 @@ def _format(template, tokenizer, model):
     options = options if can_generate(model) else {}
     try:
         return tokenizer.apply_chat_template(template, tokenize=False, **options)
-    except TemplateError as e:
-        raise ValueError(f"the chat template refuses these messages: {e}") from e
+    except Exception as e:  # a template may run any expression
+        kind = type(e).__name__
+        raise ValueError(
+            f"the chat template refuses these {len(template)} messages ({kind}: {e});"
+            " set tokenizer.chat_template to one that takes them, or give the chat as"
+            " the str that the model reads"
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -380,6 +482,11 @@ class Prompt:
     spans: dict[str, tuple[int, int]]  # placeholder → (start, end) in the text
     is_chat: bool  # a chat template wrote the special tokens
     counted: Any  # placeholder of the text in which the user's spans count
+
+    @property
+    def start(self) -> str:
+        "Return the text before a continuation, to which a space at its end belongs."
+        return self.text if self.is_chat else self.text.rstrip(' ')
 
     def shifted(self, units: Any) -> Any:
         "Return the user's spans, counted in the whole text; a name stays."

@@ -404,8 +404,8 @@ def loo_scores(
         if removal.by_mask:
             members = unit_members(model, enc, u)
             passes = round(exact_passes(model, enc, target, members), 2)
-        cost = dict(exact=True, forward_equivalents=passes, exact_passes=passes)
-        infos.append(info | cost)
+        cost = dict.fromkeys(('forward_equivalents', 'exact_passes'), passes)
+        infos.append(info | cost | dict(exact=list(range(n))))
     if isinstance(target, GeneratedReadout):
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
     scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)
