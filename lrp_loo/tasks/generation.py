@@ -102,13 +102,13 @@ def _join_texts(tokenizer, prompt, continuation):
     """Return the text of both, its ids and those of the prompt; raise ValueError if a
     token holds the end of one and the beginning of the other.
     """
-    text, options = prompt.text + continuation, dict(add_special_tokens=False)
-    options['verbose'] = False
+    text = prompt.text + continuation
+    options = dict(add_special_tokens=False, verbose=False)
     start, ids = (tokenizer(x, **options)['input_ids'] for x in (prompt.start, text))
-    if (rest := ids[len(start) :]) and ids[: len(start)] == start:
-        return text, ids, rest
-    if not continuation or not rest and ids == start:
+    if ids == start:
         raise ValueError(f"the answer {continuation!r} has no tokens")
+    if ids[: len(start)] == start:
+        return text, ids, ids[len(start) :]
     joined = next((a for a, b in zip(ids, start) if a != b), ids[-1])
     raise ValueError(
         f"this tokenizer makes one token ({tokenizer.convert_ids_to_tokens(joined)!r})"
