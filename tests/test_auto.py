@@ -326,6 +326,7 @@ def test_a_removal_without_an_estimate(demo):
     assert a.exact and torch.equal(a.scores, loo.scores)
 
 
+@pytest.mark.filterwarnings('ignore:no rule for fft_fftn')
 def test_a_model_without_attention():
     sizes = dict(hidden_size=16, num_hidden_layers=1, intermediate_size=16)
     model = FNetForSequenceClassification(FNetConfig(**sizes)).eval()

@@ -153,6 +153,7 @@ def _generate(model, tokenizer, prompt, enc, max_new_tokens):
     settings of this call: the model's, without sampling.
     """
     inputs, n_before = enc, enc['input_ids'].shape[1]
+    settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
     if isinstance(model, EncoderDecoder):
         ids, decoded = enc['input_ids'], enc['tower_ids'][0] == 1
         start = ids[:, decoded][:, :1]  # generate writes a forced token after it
@@ -160,13 +161,12 @@ def _generate(model, tokenizer, prompt, enc, max_new_tokens):
             input_ids=ids[:, ~decoded],
             attention_mask=enc['attention_mask'][:, ~decoded],
             decoder_input_ids=start,
-            decoder_start_token_id=int(start),
         )
+        settings['decoder_start_token_id'] = int(start)
         model, n_before = model.inside, int(decoded.sum())
     else:  # raise an error if the text would be too long
         with_continuation(model, tokenizer, prompt, enc, [0] * max_new_tokens)
     config = copy.deepcopy(model.generation_config)
-    settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
     settings |= dict(num_return_sequences=1, return_dict_in_generate=False)
     config.update(**settings)
     if config.pad_token_id is None:
