@@ -8,7 +8,6 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'text_spans', 'Units', 't
            'as_prompt', 'content_tokens', 'spans_among']
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
@@ -86,21 +85,17 @@ class Units:
     source: InitVar[tuple[tuple, list, list] | None] = None
 
     def __post_init__(self, source):
-        n, numbers = len(self.names), self.number.tolist()
-        is_valid = {*numbers, -1} == {*range(-1, n)} and len(self.is_special) == n
-        if source is not None:
+        numbers = self.number.tolist()
+        is_valid = {-1, *numbers} == {*range(-1, len(self.names))}
+        if is_valid and source is not None:
             parts, unit_spans, spans = source
+            texts = [s and parts[s[0]][s[1] : s[2]] for s in unit_spans]
+            is_valid = all(t in (None, name) for t, name in zip(texts, self.names))
             unit_at = _unit_at(unit_spans)
-            is_valid &= all(
-                span is None or name == parts[span[0]][span[1] : span[2]]
-                for name, span in zip(self.names, unit_spans, strict=True)
-            )
-            units = [k if k >= 0 and unit_spans[k] else None for k in numbers]
-            is_valid &= all(
-                unit_at.get((span[0], c)) == k
-                for k, span in zip(units, spans, strict=True)
-                for c in (() if span is None else _visible(parts, span))
-            )
+            for k, span in zip(numbers, spans):
+                index = None if k < 0 or unit_spans[k] is None else k
+                places = _visible(parts, span)
+                is_valid &= all(unit_at.get((span[0], c)) == index for c in places)
         if not is_valid:
             raise ValueError(
                 f"the units {self.names} do not hold the tokens of their texts; make"
@@ -123,13 +118,13 @@ class Units:
 
 def _unit_at(spans):
     "Return (part, character) → index of the span that holds it."
-    enumerated = enumerate(spans)
-    return {(s[0], c): k for k, s in enumerated if s for c in range(s[1], s[2])}
+    enumerated = [(k, *span) for k, span in enumerate(spans) if span is not None]
+    return {(part, c): k for k, part, a, b in enumerated for c in range(a, b)}
 
 
 def _visible(parts, span):
     "Return the indices of a span's characters without white space."
-    part, start, end = span
+    part, start, end = span or (0, 0, 0)
     return [c for c in range(start, end) if not parts[part][c].isspace()]
 
 
@@ -165,25 +160,20 @@ def token_spans(
 
 
 def _with_marks(spans, parts):
-    """Return the spans with the marks at their ends, which a tokenizer strips or joins
-    to the character before: each up to the end of that character or the next token.
+    """Return the spans with the marks after them, which a tokenizer strips or joins to
+    the character before, unless a token begins there.
     """
     if all(map(str.isascii, parts)):
         return spans
-    ends = [[m.end() for m in regex.finditer(r'\X', text)] for text in parts]
-    extended, limits = [], [len(text) for text in parts]  # from the last token on
-    previous = limits.copy()  # the start of the token after
-    for span in reversed(spans):
-        if span is not None and span[1] < span[2]:
-            part, start, end = span
-            if previous[part] >= end:
-                limits[part] = previous[part]
-            of_part = ends[part]
-            character_end = of_part[bisect_left(of_part, end)]
-            span = part, start, max(end, min(character_end, limits[part]))
-            previous[part] = start
-        extended.append(span)
-    return extended[::-1]
+    starts = {span[:2] for span in spans if span is not None}
+    ends = [{m.end() for m in regex.finditer(r'\X', text)} for text in parts]
+
+    def extended(part, start, end):
+        while start < end and end not in ends[part] and (part, end) not in starts:
+            end += 1
+        return part, start, end
+
+    return [span and extended(*span) for span in spans]
 
 
 def _spans_part_by_part(tokenizer, parts, ids):
@@ -219,53 +209,35 @@ def _spans_part_by_part(tokenizer, parts, ids):
     return spans + [None] * (len(rest) - len(spans))
 
 
-def _units_of_tokens(spans, parts, unit_at, joins_space, cuts):
-    """Return for each token the units of its visible characters, in order, None among
-    them if a character is outside of all. With joins_space, a token of white space
-    alone belongs to the next word, unless a cut is between them.
+def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
+    """Return the units of each token's visible characters, in order. With joins_space,
+    a token of white space alone belongs to the next word of its content.
     """
+    unit_at, cuts = _unit_at(unit_spans), [c for span in content for c in span]
 
     def units_of(part, start, end):
-        text, places = parts[part], _visible(parts, (part, start, end))
-        if not places:
-            ends = [c for c in [*cuts, len(text)] if c >= end] if joins_space else [end]
-            following = range(end, min(ends))
-            places = [next((c for c in following if not text[c].isspace()), start)]
-        return list(dict.fromkeys(unit_at.get((part, c)) for c in places))
+        places, stop = _visible(parts, (part, start, end)), len(parts[part])
+        if not places and joins_space:
+            following = range(end, min([stop, *(c for c in cuts if c >= end)]))
+            places = (c for c in following if not parts[part][c].isspace())
+            places = [next(places, start)]
+        units = (unit_at.get((part, c)) for c in places or [start])
+        return [u for u in dict.fromkeys(units) if u is not None]
 
     return [[] if span is None else units_of(*span) for span in spans]
 
 
-def _join_units(units_of_tokens, unit_spans, joins_empty):
-    """Join units that share a token, or have none, to the unit before. Return the unit
-    of each token, and the spans.
-    """
-    units_of_tokens = [[u for u in units if u is not None] for units in units_of_tokens]
-    joined = {u for units in units_of_tokens for u in units[1:]}
-    if joins_empty:
-        with_token = {u for units in units_of_tokens for u in units}
-        joined |= set(range(1, len(unit_spans))) - with_token
-    index, spans = [], []
-    for k, (part, start, end) in enumerate(unit_spans):
-        if k in joined:
-            part, start, _ = spans.pop()
-        spans.append((part, start, end))
-        index.append(len(spans) - 1)
-    return [index[units[0]] if units else None for units in units_of_tokens], spans
-
-
-def _check_spans(units_of_tokens, unit_spans, parts, last):
-    "Raise ValueError for a span in which no token begins, or that begins in a token."
-    for index, (part, start, end) in enumerate(unit_spans):
-        name = f'the span {(start, end)}: {parts[part][start:end]!r}'
-        if not any(units[:1] == [index] for units in units_of_tokens):
-            cut = ' (the text was cut before it)' if start >= last else ''
-            raise ValueError(f"no token begins in {name}{cut}")
-        if any(index in units[1:] for units in units_of_tokens):
-            raise ValueError(
-                f"a token begins before {name}, and ends in it; begin the span where a"
-                " token begins, and leave no token to two spans"
-            )
+def _join_spans(units_of_tokens, unit_spans, joins_empty):
+    "Join the spans that share a token, or have none, to the span before."
+    inside = {u for units in units_of_tokens for u in units[1:]}
+    with_token = {u for units in units_of_tokens for u in units}
+    joined = []
+    for u, span in enumerate(unit_spans):
+        if joined and (u in inside or joins_empty and u not in with_token):
+            joined[-1] = (*joined[-1][:2], span[2])
+        else:
+            joined.append(span)
+    return joined
 
 
 def text_units(
@@ -275,60 +247,63 @@ def text_units(
     # 'word', 'sentence', or a list of (start, end) spans; for a pair, a pair of lists
     units: Any,
     content: list | None = None,  # (start, end) spans, whose ends no unit crosses
-    # spans are words or sentences: see below
+    # spans are words or sentences: join them, and white space, as those
     merges: bool = False,
     spans: list | None = None,  # `token_spans`, if they are known
 ) -> Units:
     """Return the units of one encoded text, each named by the text of its tokens. Words
-    and sentences are sorted, those that share a token are one unit, and a token outside
-    of them is its own. Spans keep the order of the caller, and hold the tokens whose
-    first visible character is theirs: with a space joined to its word in one token, the
-    space belongs to the word; a token of white space alone belongs to the next word of
-    its content, or to a span that holds its first character.
+    and sentences are sorted; those that share a token are one unit, a token of white
+    space alone belongs to the next of its content, and a token outside of them is its
+    own unit. Spans keep the order of the caller, and hold the tokens that have a visible
+    character there; a token of white space belongs to a span with its first character.
     """
     ids = enc['input_ids'][0].cpu()
     is_named = isinstance(units, str)
     parts = text if isinstance(text, tuple) else (text,)
-    spans = token_spans(tokenizer, parts, ids) if spans is None else spans
+    spans = token_spans(tokenizer, parts, ids) if spans is None else list(spans)
     content = [] if content is None or isinstance(content, int) else content
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
         raise ValueError(
             f"a pair of texts needs a pair of span lists, got {len(per_part)}"
         )
-    # a text may hold a special token, which is no word
-    is_special = (
-        special_mask(tokenizer, ids).tolist() if is_named else [False] * len(ids)
-    )
-    outside = [span for span, special in zip(spans, is_special) if special and span]
-    is_outside, spans = (
-        _unit_at(outside),
-        [None if special else span for span, special in zip(spans, is_special)],
-    )
-    unit_spans = []
-    for number, (part, kind) in enumerate(zip(parts, per_part)):
-        cuts = [*content, *(span[1:] for span in outside if span[0] == number)]
-        of_part = ((number, *span) for span in text_spans(part, kind, cuts))
-        unit_spans += [span for span in of_part if span[:2] not in is_outside]
-    joins, cuts = is_named or merges, [c for span in content for c in span]
-    arguments = (spans, parts, _unit_at(unit_spans), joins, cuts)
-    units_of_tokens = _units_of_tokens(*arguments)
+    words = list(parts)
+    for i in special_mask(tokenizer, ids).nonzero()[:, 0].tolist() if is_named else ():
+        part, a, b = spans[i] or (0, 0, 0)  # a special token in a text is no word
+        words[part] = words[part][:a] + ' ' * (b - a) + words[part][b:]
+        spans[i] = None
+    unit_spans = [
+        (number, *span)
+        for number, (part, kind) in enumerate(zip(words, per_part))
+        for span in text_spans(part, kind, content)
+    ]
+    joins = is_named or merges
+    held = _units_of_tokens(spans, parts, unit_spans, joins, content)
     if joins:
-        unit_of, unit_spans = _join_units(units_of_tokens, unit_spans, merges)
-        units_of_tokens = [[] if u is None else [u] for u in unit_of]
-    if not is_named:
-        last = max((span[2] for span in spans if span is not None), default=0)
-        _check_spans(units_of_tokens, unit_spans, parts, last)
-    unit_of = [units[0] if units else None for units in units_of_tokens]
-    for index, span in zip(unit_of, spans):
-        if index is not None and (places := _visible(parts, span)):
-            part, start, end = unit_spans[index]
-            whole = min(start, places[0]), max(end, places[-1] + 1)
-            unit_spans[index] = part, *whole
+        unit_spans = _join_spans(held, unit_spans, merges)
+        held = _units_of_tokens(spans, parts, unit_spans, joins, content)
+    unit_of = [min(units, default=None) for units in held]
+    for units, span in zip(held, spans):
+        places = _visible(parts, span)
+        if len(units) > 1:
+            names = [parts[unit_spans[u][0]][slice(*unit_spans[u][1:])] for u in units]
+            raise ValueError(
+                f"one token is in several of the spans: {names}; join them"
+            )
+        for u in units if places else ():  # the whole token
+            part, start, end = unit_spans[u]
+            unit_spans[u] = part, min(start, places[0]), max(end, places[-1] + 1)
     names = [parts[part][a:b] for part, a, b in unit_spans]
     source = parts, unit_spans, spans
     if is_named:
         return sorted_units(tokenizer, ids, unit_of, names, source)
+    last = max((span[2] for span in spans if span is not None), default=0)
+    for u, (_, start, end) in enumerate(unit_spans):
+        if u not in unit_of:
+            cut = ' (the text was cut before it)' * (start >= last)
+            raise ValueError(
+                f"no token begins in the span {(start, end)}: {names[u]!r}{cut}"
+            )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
     return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
 

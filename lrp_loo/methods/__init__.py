@@ -468,32 +468,20 @@ def _text_info(inputs, i):
     return dict(text=text, spans=spans_of_units(spans, units))
 
 
-def _is_plain(value):
-    "Return True for a setting of a module: numbers, strings, functions."
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str)) or callable(value)
-
-
 def _state_of(model, weights):
     "Return what the model's numbers depend on, by name; `weights` is their hash."
     configs = [getattr(m, 'config', None) for m in [model, *pretrained_parts(model)]]
-    attention = [getattr(c, '_attn_implementation', None) for c in configs]
-    settings, hooks = [], []
-    modules = list(all_modules(model).values())
-    for m in modules:
-        fields = vars(m).items()
-        settings.append({k: v for k, v in fields if _is_plain(v) and k != 'training'})
-        settings.append(type(m).forward)
-        hooks += [list(v.values()) for k, v in fields if k.endswith('_hooks')]
+    modules = all_modules(model).values()
+    fields = [{k: v for k, v in vars(m).items() if k != 'training'} for m in modules]
+    plain = (bool, int, float, str)
     return dict(
         weights=weights,
         training=[m.training for m in modules],
-        config=list(map(repr, configs)),
-        attention=attention,
+        config=[(repr(c), getattr(c, '_attn_implementation', '')) for c in configs],
         device=device_of(model),
-        settings=settings,
-        hooks=hooks,
+        forward=[(type(m).forward, vars(m).get('forward')) for m in modules],
+        hooks=[[*v.values()] for x in fields for k, v in x.items() if '_hooks' in k],
+        settings=[{k: v for k, v in x.items() if type(v) in plain} for x in fields],
     )
 
 
@@ -504,13 +492,11 @@ def add_provenance(
     **info: Any,  # more for `Attribution.info`
 ) -> None:
     "Store by which model and options the records were made (see `provenance`)."
-    info = provenance(model, options) | info
-    partial = [a for a in records if a.partial_estimate is not None]
-    state = _state_of(model, info['weights']) if partial else None
+    info, state = provenance(model, options) | info, None
     for a in records:
         a.info |= info
-    for a in partial:
-        a.model_state = state
+        if a.partial_estimate is not None:
+            a.model_state = state = state or _state_of(model, info['weights'])
 
 
 @restores_state
@@ -566,19 +552,9 @@ def explain(
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
     as_method(method)
-    inputs = CallInputs.from_args(
-        model,
-        tokenizer,
-        texts,
-        target,
-        units,
-        truncation,
-        max_length,
-        device,
-        template,
-        among,
-        supports_parts=True,
-    )
+    limits = dict(truncation=truncation, max_length=max_length, device=device)
+    limits |= dict(template=template, among=among, supports_parts=True)
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
     model, tokenizer = inputs.model, inputs.tokenizer
     if calibration is not None:
         call = (method, options, units, inputs.info)
@@ -614,8 +590,8 @@ def refine(
             "refine takes a map of method 'auto' that this process made, got a map"
             f" of {a.called}; explain the text again"
         )
-    estimate = a.partial_estimate
-    model, state = estimate.posterior.whole.model, a.model_state
+    estimate, state = a.partial_estimate, a.model_state
+    model = estimate.posterior.whole.model
     now = _state_of(model, provenance(model, {})['weights'])
     if changed := [name for name in now if now[name] != state[name]]:
         raise ValueError(

@@ -83,16 +83,17 @@ class Continued:
 
     enc: dict[str, Any]  # encoded
     ids: list[int]  # of the continuation, the last of `enc`
-    text: str = ''  # the continuation; of a decoder after the prompt
-    start: int = 0  # where it begins in the text
-    text_ids: list[int] | None = None  # of the text, without special tokens
+    text: Any  # of both, of an encoder-decoder the answer alone; ids if given as ids
+    start: int  # where the continuation begins in the text
+    text_ids: list[int]  # of the text, without special tokens
 
     def units(self, tokenizer: Any, kind: str) -> tuple[list[int], list[str]]:
         "Return where each word or sentence begins in `ids`, and its text."
-        spans = text_spans(self.text[self.start :], kind)
+        spans = text_spans(
+            self.text[self.start :], one_of('answer_units', kind, UNITS[1:])
+        )
         spans = [(a + self.start, b + self.start) for a, b in spans]
-        encoded = dict(input_ids=torch.tensor([self.text_ids]))
-        content = [(self.start, len(self.text))]
+        encoded, content = dict(input_ids=torch.tensor([self.text_ids])), [spans[0]]
         units = text_units(tokenizer, encoded, self.text, spans, content, merges=True)
         numbers = units.number[-len(self.ids) :].tolist()
         return [0, *map(numbers.index, range(1, len(units)))], units.names
@@ -125,15 +126,13 @@ def with_continuation(
     continuation: str | list[int],  # a text, or its token ids
 ) -> Continued:
     "Append a continuation; raise ValueError if the model cannot read the whole."
-    is_text, ids, read = isinstance(continuation, str), continuation, ()
+    ids = text = text_ids = continuation
     if isinstance(model, EncoderDecoder):
-        if is_text:
-            ids = model.answer_ids(tokenizer, continuation)
-            read = continuation, 0, ids
-        return Continued(model.resume(tokenizer, enc, ids), ids, *read)
-    if is_text:
-        text, text_ids, ids = _join_texts(tokenizer, prompt, continuation)
-        read = text, len(prompt.text), text_ids
+        if isinstance(text, str):
+            ids = model.answer_ids(tokenizer, text)
+        return Continued(model.resume(tokenizer, enc, ids), ids, text, 0, ids)
+    if isinstance(text, str):
+        text, text_ids, ids = _join_texts(tokenizer, prompt, text)
     row = torch.cat([enc['input_ids'], enc['input_ids'].new_tensor([ids])], 1)
     n, limit = row.shape[1], max_tokens(model, tokenizer)
     if n > limit:
@@ -143,7 +142,7 @@ def with_continuation(
         )
     check_ids(model, row)
     row = {'input_ids': row, 'attention_mask': torch.ones_like(row)}
-    return Continued(row, ids, *read)
+    return Continued(row, ids, text, len(prompt.text), text_ids)
 
 
 @restores_state
@@ -288,35 +287,25 @@ class _ContextCall:
 
     def maps(self, answer, answer_units):
         "Return a map of the whole answer, or of each of its sentences (words)."
-        inputs = (self.model, self.tokenizer, self.prompt, self.enc)
-        continued = with_continuation(*inputs, answer)
-        starts, labels, ids = [0], [answer], continued.ids
+        model, tokenizer, maps = self.model, self.tokenizer, []
+        whole = with_continuation(model, tokenizer, self.prompt, self.enc, answer)
+        starts, labels, n = [0], [answer], len(whole.ids)
         if answer_units is not None:
-            one_of('answer_units', answer_units, UNITS[1:])
-            starts, labels = continued.units(self.tokenizer, answer_units)
-        n = continued.enc['input_ids'].shape[1] - len(ids)
-        ends = [*starts[1:], len(ids)]
-        return [self.map(continued, n, *part) for part in zip(labels, starts, ends)]
-
-    def map(self, continued, n, label, start, end):
-        "Return the map of a part of the answer, which begins after n tokens."
-        enc = {name: x[:, : n + end] for name, x in continued.enc.items()}
-        target = NextTokens(continued.ids[start:end], log_prob=True, total=True)
-        # the answer's tokens are in no unit
-        number = pad(self.units.number, (0, end), value=-1)
-        (a,) = explain_batch(
-            self.model,
-            self.tokenizer,
-            [enc],
-            self.method,
-            target,
-            [replace(self.units, number=number)],
-            **self.options,
-        )
-        a.label = label
-        info = dict(template=self.prompt.template, chat=self.prompt.is_chat)
-        add_provenance([a], self.model, self.options, **info)
-        return a
+            starts, labels = whole.units(tokenizer, answer_units)
+        for label, start, end in zip(labels, starts, [*starts[1:], n]):
+            length = whole.enc['input_ids'].shape[1] - n + end
+            encs = [{name: x[:, :length] for name, x in whole.enc.items()}]
+            target = NextTokens(whole.ids[start:end], log_prob=True, total=True)
+            number = pad(self.units.number, (0, end), value=-1)  # none of the answer's
+            units = [replace(self.units, number=number)]
+            a = explain_batch(
+                model, tokenizer, encs, self.method, target, units, **self.options
+            )[0]
+            a.label = label
+            info = dict(template=self.prompt.template, chat=self.prompt.is_chat)
+            add_provenance([a], model, self.options, **info)
+            maps.append(a)
+        return maps
 
 
 def _difference(a, b):
