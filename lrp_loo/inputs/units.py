@@ -98,8 +98,8 @@ class Units:
                 is_valid &= all(unit_at.get((span[0], c)) == index for c in places)
         if not is_valid:
             raise ValueError(
-                f"the units {self.names} do not hold the tokens of their texts; make"
-                " them by text_units"
+                f"the units {self.names} do not hold the tokens of their texts; join"
+                " those that share a token"
             )
 
     def __len__(self):
@@ -254,8 +254,8 @@ def text_units(
     """Return the units of one encoded text, each named by the text of its tokens. Words
     and sentences are sorted; those that share a token are one unit, a token of white
     space alone belongs to the next of its content, and a token outside of them is its
-    own unit. Spans keep the order of the caller, and hold the tokens that have a visible
-    character there; a token of white space belongs to a span with its first character.
+    own unit. Spans keep the order of the caller, and hold the tokens whose first visible
+    character in a span is theirs; one of white space, those with its first character.
     """
     ids = enc['input_ids'][0].cpu()
     is_named = isinstance(units, str)
@@ -282,27 +282,25 @@ def text_units(
     if joins:
         unit_spans = _join_spans(held, unit_spans, merges)
         held = _units_of_tokens(spans, parts, unit_spans, joins, content)
-    unit_of = [min(units, default=None) for units in held]
-    for units, span in zip(held, spans):
+    unit_of, given_spans = [units[0] if units else None for units in held], unit_spans
+    unit_spans = list(unit_spans)
+    for units, span in zip(held, spans):  # a token is whole where it begins
         places = _visible(parts, span)
-        if len(units) > 1:
-            names = [parts[unit_spans[u][0]][slice(*unit_spans[u][1:])] for u in units]
-            raise ValueError(
-                f"one token is in several of the spans: {names}; join them"
-            )
-        for u in units if places else ():  # the whole token
+        for i, u in enumerate(units if places else ()):
             part, start, end = unit_spans[u]
-            unit_spans[u] = part, min(start, places[0]), max(end, places[-1] + 1)
+            whole = min(start, places[0]), max(end, places[-1] + 1)
+            unit_spans[u] = part, *((places[-1] + 1, end) if i else whole)
     names = [parts[part][a:b] for part, a, b in unit_spans]
     source = parts, unit_spans, spans
     if is_named:
         return sorted_units(tokenizer, ids, unit_of, names, source)
     last = max((span[2] for span in spans if span is not None), default=0)
-    for u, (_, start, end) in enumerate(unit_spans):
+    for u, (part, start, end) in enumerate(given_spans):
         if u not in unit_of:
             cut = ' (the text was cut before it)' * (start >= last)
             raise ValueError(
-                f"no token begins in the span {(start, end)}: {names[u]!r}{cut}"
+                f"no token begins in the span {(start, end)}:"
+                f" {parts[part][start:end]!r}{cut}"
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
     return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)

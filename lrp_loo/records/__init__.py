@@ -10,7 +10,7 @@ __all__ = ['LONGEST_OPTION', 'SHORT_TEXT', 'STRONGEST', 'SIGNS', 'SHOWN', 'PRINT
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsIndex, overload
 
 import numpy as np
@@ -118,7 +118,7 @@ class Attribution(Record):
 
     def __getstate__(self):
         "Return the fields, without the partial estimate (it holds the model)."
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __getitem__(self, i: int) -> ScoredToken:
         if not hasattr(i, '__index__'):
