@@ -68,8 +68,6 @@ def test_a_token_of_both_texts_is_refused_of_byte_level_tokens():
     model, tokenizer = of_bytes()
     with pytest.raises(ValueError, match='one token'):
         explain_generation(model, tokenizer, 'The fil', 'm is slow')
-    with pytest.raises(ValueError, match='one token'):
-        attribute_context(model, tokenizer, 'A slow fil', 'm', template='{context}')
 
 
 @pytest.mark.parametrize('answer', ['good', ' good'])

@@ -23,7 +23,7 @@ from ..methods import add_provenance, explain, explain_batch
 from ..models.encoding import as_texts, check_text, encode, max_tokens
 from ..models.encoding import special_mask
 from ..models.objects import OwnAnswer, unwrap
-from ..records import Attribution, Attributions
+from ..records import Attributions
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #00000005
 class Entity(NamedTuple):
@@ -320,16 +320,15 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
         dict(start=front + start, end=front + end, logit=a.logit)
         for a, (start, end) in zip(maps, spans)
     ]
-    return Attribution(
-        tokenizer.convert_ids_to_tokens(ids),
-        torch.cat(scores),
-        special_mask(tokenizer, torch.tensor(ids)),
-        first.target,
-        sum(a.logit for a in maps) / len(maps),
-        first.method,
-        first.label,
-        torch.tensor(ids),
-        info,
+    return replace(
+        first,
+        tokens=tokenizer.convert_ids_to_tokens(ids),
+        scores=torch.cat(scores),
+        is_special=special_mask(tokenizer, torch.tensor(ids)),
+        is_content=None,
+        logit=sum(a.logit for a in maps) / len(maps),
+        input_ids=torch.tensor(ids),
+        info=info,
     )
 
 

@@ -99,40 +99,47 @@ class Continued:
         return [0, *map(numbers.index, range(1, len(units)))], units.names
 
 
-def _join_texts(tokenizer, prompt, continuation):
-    """Return the text of both, its ids and those of the prompt; raise ValueError if a
-    token holds the end of one and the beginning of the other.
-    """
-    text = prompt.text + continuation
-    options = dict(add_special_tokens=False, verbose=False)
-    start, ids = (tokenizer(x, **options)['input_ids'] for x in (prompt.start, text))
-    if ids == start:
-        raise ValueError(f"the answer {continuation!r} has no tokens")
-    if ids[: len(start)] == start:
-        return text, ids, ids[len(start) :]
-    joined = next((a for a, b in zip(ids, start) if a != b), ids[-1])
-    raise ValueError(
-        f"this tokenizer makes one token ({tokenizer.convert_ids_to_tokens(joined)!r})"
-        f" of the prompt's end and the beginning of {continuation!r}; begin the"
-        " continuation, or end the prompt, by a whole word"
-    )
-
-
 def with_continuation(
     model: torch.nn.Module,
     tokenizer: Any,
     prompt: Prompt,
     enc: dict[str, Any],  # from `encode_prompt`
     continuation: str | list[int],  # a text, or its token ids
+    # keep the tokens of the text alone if they read as it does after the prompt, or
+    # after one space, which many tokenizers put before a text
+    is_answer: bool = False,
 ) -> Continued:
-    "Append a continuation; raise ValueError if the model cannot read the whole."
+    """Append a continuation, as the tokenizer reads it after the prompt. Raise ValueError
+    if a token is of both, or if the model cannot read the whole.
+    """
     ids = text = text_ids = continuation
     if isinstance(model, EncoderDecoder):
         if isinstance(text, str):
             ids = model.answer_ids(tokenizer, text)
         return Continued(model.resume(tokenizer, enc, ids), ids, text, 0, ids)
     if isinstance(text, str):
-        text, text_ids, ids = _join_texts(tokenizer, prompt, text)
+        spaced = f'{prompt.start} {text.lstrip()}'
+        texts = prompt.start, text, prompt.text + text, spaced
+        options = dict(add_special_tokens=False, verbose=False)
+        before, ids, text_ids, others = (
+            tokenizer(x, **options)['input_ids'] for x in texts
+        )
+        if text_ids == before:
+            raise ValueError(f"the answer {continuation!r} has no tokens")
+        read = tokenizer.decode(before + ids)
+        is_answer |= prompt.is_chat
+        if is_answer and read in (tokenizer.decode(x) for x in (text_ids, others)):
+            text_ids = ids
+        elif text_ids[: len(before)] == before:
+            ids, text = text_ids[len(before) :], prompt.text + text
+        else:
+            shared = [a for a, b in zip(text_ids, before) if a != b] or text_ids[-1:]
+            raise ValueError(
+                "this tokenizer makes one token"
+                f" ({tokenizer.convert_ids_to_tokens(shared[0])!r}) of the prompt's end"
+                f" and the beginning of {continuation!r}; begin the continuation, or"
+                " end the prompt, by a whole word"
+            )
     row = torch.cat([enc['input_ids'], enc['input_ids'].new_tensor([ids])], 1)
     n, limit = row.shape[1], max_tokens(model, tokenizer)
     if n > limit:
@@ -142,7 +149,8 @@ def with_continuation(
         )
     check_ids(model, row)
     row = {'input_ids': row, 'attention_mask': torch.ones_like(row)}
-    return Continued(row, ids, text, len(prompt.text), text_ids)
+    start = len(text) - len(continuation)
+    return Continued(row, ids, text, start, text_ids)
 
 
 @restores_state
@@ -288,7 +296,9 @@ class _ContextCall:
     def maps(self, answer, answer_units):
         "Return a map of the whole answer, or of each of its sentences (words)."
         model, tokenizer, maps = self.model, self.tokenizer, []
-        whole = with_continuation(model, tokenizer, self.prompt, self.enc, answer)
+        whole = with_continuation(
+            model, tokenizer, self.prompt, self.enc, answer, is_answer=True
+        )
         starts, labels, n = [0], [answer], len(whole.ids)
         if answer_units is not None:
             starts, labels = whole.units(tokenizer, answer_units)

@@ -14,27 +14,18 @@ from ..core.arguments import Model, Texts, Tokenizer, one_of
 from ..core.tensors import repeated
 from ..estimate import content_units, unit_members
 from ..estimate.one_pass import removal_pass
+from ..inputs.call import CallInputs
 from ..inputs.scores import Scores, text_by_text
 from ..inputs.targets import TargetOf, fix_index
-from ..inputs.units import Units, UnitsOf
+from ..inputs.units import UnitsOf
 from ..loo.engines import read_subsets
 from ..loo.removals import fill_id
-from ..methods import explain
+from ..methods import add_provenance, explain_batch
 from ..models.encoding import TOKEN_BUDGET
 from ..models.structure import device_of
 from ..records import Pairs
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
-def _content(tokenizer, enc, units, n_tokens):
-    "Return the mask of what may be in pairs; raise an error unless there are two."
-    if 'input_ids' not in enc or units is not None and not isinstance(units, Units):
-        raise TypeError("pairs are of a text's tokens or words; give a list of str")
-    content = content_units(tokenizer, enc, units, n_tokens)
-    if (n := int(content.sum())) < 2:
-        raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-    return content
-
-
 @text_by_text
 def exact_pairs(
     model: torch.nn.Module,
@@ -47,7 +38,6 @@ def exact_pairs(
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
     members = unit_members(model, enc, units)
     n = len(members)
-    _content(tokenizer, enc, units, n)
     i, j = torch.combinations(torch.arange(n), 2).T
     kept = ~torch.cat([members, members[i] | members[j]])
     options = dict(removal=removal, fill=fill_id(tokenizer, removal))
@@ -103,7 +93,7 @@ def removal_pairs(
         values.append(part.values.cpu().double())
     D, loo = torch.cat(D), value - torch.cat(values)
     scores = ((D + D.T) / 2).fill_diagonal_(0)
-    i, j = likely_pairs(scores, loo, _content(tokenizer, enc, units, n)).T
+    i, j = likely_pairs(scores, loo, content_units(tokenizer, enc, units, n)).T
     members = unit_members(model, enc, units)
     kept = ~(members[i] | members[j])
     (outputs,) = read_subsets(model, [enc], [kept], [target])
@@ -138,9 +128,30 @@ def explain_pairs(
             f"method={method!r} estimates pairs by removal='attention_mask', got"
             f" {removal!r}; take method='exact'"
         )
-    options |= dict(truncation=truncation, max_length=max_length, units=units)
-    options |= dict(device=device, template=template, among=among)
-    explained = explain(model, tokenizer, texts, run, target, **options)
-    for a in explained:
-        a.method = method
-    return [Pairs(a, a.info.pop('pairs').float()) for a in explained]
+    limits = dict(truncation=truncation, max_length=max_length, device=device)
+    limits |= dict(template=template, among=among)
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
+    model, tokenizer = inputs.model, inputs.tokenizer
+    if not all('input_ids' in enc for enc in inputs.encs):
+        raise TypeError("pairs need a text's tokens; give a list of str")
+    records = []
+    for k, enc in enumerate(inputs.encs):
+        target, units = inputs.targets[k], inputs.units[k]
+        n_tokens = enc['input_ids'].shape[1]
+        n = int(content_units(tokenizer, enc, units, n_tokens).sum())
+        if n < 2:
+            raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
+        (main,) = explain_batch(
+            model,
+            tokenizer,
+            [enc],
+            run,
+            target,
+            [units],
+            [inputs.content[k]],
+            **options,
+        )
+        main.method = method
+        add_provenance([main], model, options, **inputs.info)
+        records.append(Pairs(main, main.info.pop('pairs').float()))
+    return records
