@@ -91,3 +91,19 @@ def test_words_of_an_answer_begin_where_the_joined_text_has_them(decoder):
     assert ''.join(a.label for a in maps) == answer.replace(' ', '')
     whole = attribute_context(model, tokenizer, 'The quick fox', answer, method='loo')
     assert sum(a.logit for a in maps) == pytest.approx(whole.logit, abs=1e-4)
+
+
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+def test_an_answer_that_a_chat_has_begun_is_read_in_the_joined_text(decoder):
+    model, tokenizer = decoder
+    tokenizer.chat_template = TURNS
+    begun = [dict(role='user', content='a fox'), dict(role='assistant', content='The')]
+    steps = explain_generation(model, tokenizer, begun, ' good fox', 'loo')
+    text = 'user: a foxassistant: The good fox'
+    ids = tokenizer(text, add_special_tokens=False)['input_ids']
+    assert steps.tokens == tokenizer.convert_ids_to_tokens(ids)
+    begun[-1]['content'] = 'The quick brow'
+    with pytest.raises(ValueError, match='one token'):
+        explain_generation(model, tokenizer, begun, 'n fox')

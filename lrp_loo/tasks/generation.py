@@ -118,7 +118,7 @@ def with_continuation(
             ids = model.answer_ids(tokenizer, text)
         return Continued(model.resume(tokenizer, enc, ids), ids, text, 0, ids)
     if isinstance(text, str):
-        spaced = f'{prompt.start} {text.lstrip()}'
+        spaced = f"{prompt.start.rstrip(' ')} {text.lstrip()}"
         texts = prompt.start, text, prompt.text + text, spaced
         options = dict(add_special_tokens=False, verbose=False)
         before, ids, text_ids, others = (
@@ -127,7 +127,8 @@ def with_continuation(
         if text_ids == before:
             raise ValueError(f"the answer {continuation!r} has no tokens")
         read = tokenizer.decode(before + ids)
-        is_answer |= prompt.is_chat
+        is_begun = any(b == len(prompt.text) for _, b in prompt.spans.values())
+        is_answer |= prompt.is_chat and not is_begun
         if is_answer and read in (tokenizer.decode(x) for x in (text_ids, others)):
             text_ids = ids
         elif text_ids[: len(before)] == before:
