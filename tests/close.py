@@ -29,7 +29,7 @@ def assert_close(
         kinds = [d for d in kinds if d.is_floating_point] or [torch.float32]
         dtype = max(kinds, key=lambda d: torch.finfo(d).eps)
     a, b = (
-        torch.as_tensor(np.asarray(_on_cpu(x)), dtype=torch.float64)
+        torch.from_numpy(np.array(_on_cpu(x), dtype=np.float64))
         for x in (actual, expected)
     )
     assert a.shape == b.shape, f'shapes {tuple(a.shape)} and {tuple(b.shape)}'

@@ -1,8 +1,10 @@
 "What several test files need: small random BERTs in the hub's layout, and offline loading."
 
 import gc
+import logging
 import os
 import sys
+import warnings
 from functools import cache
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
@@ -103,6 +105,16 @@ class CountTokens(TorchDispatchMode):
             self.n += args[1].numel()
         return func(*args, **(kwargs or {}))
 
+
+class LoggedDeprecations(logging.Handler):
+    "Turn each deprecation that transformers logs into a warning, which is an error."
+
+    def emit(self, record):
+        if 'deprecat' in (message := record.getMessage()):
+            warnings.warn(message, FutureWarning, stacklevel=2)
+
+
+logging.getLogger('transformers').addHandler(LoggedDeprecations())
 
 # files whose tests `make test` leaves to `make test-all`
 SLOW = ('test_every_family', 'test_families', 'test_fuzz', 'test_nodes', 'test_types')

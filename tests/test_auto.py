@@ -5,6 +5,7 @@ without doing it again, refused with what exact takes.
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from lrp_loo import Target, attribute_context, calibrate, explain, explain_gener
 from lrp_loo import load_demo, refine
 from lrp_loo.estimate.auto import auto_scores
 from lrp_loo.core.stats import pearson
-from lrp_loo.inputs.scores import next_tokens
+from lrp_loo.inputs.scores import NextTokens
 from lrp_loo.records.display import outside_scale_label
 
 LONG = [
@@ -80,7 +81,7 @@ def test_a_deep_decoder_keeps_a_budget(passes, n_read):
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes, **heads)).eval()
     ids = torch.randint(0, 99, (1, 40))
     enc = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    answer = next_tokens(ids[0, -n_read:], log_prob=True, total=True)
+    answer = NextTokens(ids[0, -n_read:], log_prob=True, total=True)
     target = None if n_read == 1 else answer
     info = auto_scores(model, None, [enc], target, passes=passes).info[0]
     assert 3 <= info['planned_passes'] <= passes < info['exact_passes']
@@ -204,6 +205,70 @@ def test_a_map_that_is_kept_holds_no_model(tmp_path):
     assert gone() is None
 
 
+@pytest.mark.parametrize(
+    'options', [{}, dict(units='word'), dict(template='So: {text} !')]
+)
+def test_refined_by_more_passes_than_there_are_tokens_is_exact(demo, options):
+    (a,) = explain(*demo, LONG[1], passes=4, **options)
+    (loo,) = explain(*demo, LONG[1], method='loo', **options)
+    for passes in (len(a) + 8, 1000):
+        known = refine(a, passes)
+        assert known.exact and known.passes <= a.passes + passes
+        scale = loo.scores.abs().max()
+        assert torch.allclose(known.scores, loo.scores, atol=1e-4 * scale)
+
+
+def times(model, factor):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(factor)
+
+
+def drop_some(model):
+    "One layer draws at random, the model itself is in eval mode."
+    next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).train()
+
+
+CHANGES = {
+    'weights in place': lambda m: times(m, 1.5),
+    'weights loaded': lambda m: m.load_state_dict(
+        {k: v * 2 for k, v in m.state_dict().items()}
+    ),
+    'training': lambda m: m.train(),
+    'training of a layer': drop_some,
+    'config': lambda m: setattr(m.config, 'output_hidden_states', True),
+    'attention': lambda m: m.set_attn_implementation('eager'),
+    'hook': lambda m: m.base_model.register_forward_hook(lambda *x: None),
+    'hook of a layer': lambda m: list(m.modules())[5].register_forward_pre_hook(
+        lambda *x: None
+    ),
+    'forward': lambda m: setattr(m, 'forward', partial(type(m).forward, m)),
+    'type': lambda m: m.double(),
+}
+
+
+@pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
+@pytest.mark.parametrize('change', CHANGES)
+def test_refine_refuses_a_model_that_has_changed(name, change):
+    model, tokenizer = shallow_demo(name)
+    (a,) = explain(model, tokenizer, LONG[1], passes=4)
+    CHANGES[change](model)
+    with pytest.raises(ValueError, match='the model has changed .* explain the text'):
+        refine(a, 100)
+
+
+def test_refine_goes_on_with_a_model_that_is_set_back(demo):
+    model, tokenizer = demo
+    (a,) = explain(model, tokenizer, LONG[1], passes=4)
+    hook = model.base_model.register_forward_hook(lambda *x: None)
+    model.train()
+    with pytest.raises(ValueError, match='training, hooks'):
+        refine(a, 4)
+    hook.remove()
+    model.eval()
+    assert refine(refine(a, 4), 100).exact
+
+
 # ---- what people explain, without an option
 
 
@@ -268,6 +333,7 @@ def test_a_removal_without_an_estimate(demo):
     assert a.exact and torch.equal(a.scores, loo.scores)
 
 
+@pytest.mark.filterwarnings('ignore:no rule for fft_fftn')
 def test_a_model_without_attention():
     sizes = dict(hidden_size=16, num_hidden_layers=1, intermediate_size=16)
     model = FNetForSequenceClassification(FNetConfig(**sizes)).eval()

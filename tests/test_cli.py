@@ -2,10 +2,10 @@
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -79,7 +79,7 @@ def test_no_text_controls_the_terminal(run, monkeypatch, command, colours):
         r'\x1b\[(3;4|[34]8;2;[\d;]+|30|0)m', '', out
     )  # the package's own colours
     printed = [out, err, run(*words, '--json')[1], repr(lrp_loo.load('a\x1b.json'))]
-    printed += [open('a.html', encoding='utf-8').read(), run(CONTROLS)[2]]
+    printed += [Path('a.html').read_text(encoding='utf-8'), run(CONTROLS)[2]]
     seen = set(''.join(printed)) - {'\n', '\t'}
     assert all(map(str.isprintable, seen)), seen
 
@@ -298,9 +298,7 @@ def test_the_bar_counts_texts(demo, monkeypatch):
     bars = []
 
     def made(iterable, progress, **options):
-        bars.append(
-            tqdm.auto.tqdm(**options, disable=False, file=open(os.devnull, 'w'))
-        )
+        bars.append(tqdm.auto.tqdm(**options, disable=False, file=io.StringIO()))
         return bars[-1]
 
     monkeypatch.setattr('lrp_loo.evaluate.audit.progress_bar', made)

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from lrp_loo.estimate import removal_rows_scores
 from lrp_loo.estimate.auto import exact_passes
 from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
-from lrp_loo.inputs.scores import GeneratedReadout, next_tokens
+from lrp_loo.inputs.scores import GeneratedReadout, NextTokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.checks import spread
@@ -120,7 +120,7 @@ def llama():
 def test_answers_of_several_lengths(llama):
     encs = texts_of(llama)
     answers = [e['input_ids'][0, -n:] for e, n in zip(encs, (1, 2, 3))]
-    targets = [summed(next_tokens(ids)) for ids in answers]
+    targets = [summed(NextTokens(ids)) for ids in answers]
     keeps = [some_subsets(e['input_ids'].shape[1]) for e in encs]
     assert_each_by_itself(llama, encs, keeps, targets)
 

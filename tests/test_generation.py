@@ -12,7 +12,7 @@ from transformers import pipeline
 
 from lrp_loo import audit_generation, explain, explain_generation, load_demo
 from lrp_loo.core.stats import pearson
-from lrp_loo.inputs.scores import GeneratedReadout, next_tokens
+from lrp_loo.inputs.scores import GeneratedReadout, NextTokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import Units
 from lrp_loo.loo.engines import read_subsets
@@ -71,7 +71,7 @@ def test_without_its_prompt_a_row_reads_no_later_token(family, attention):
         out = forward(model, row)
         by_hand.append(out.logits[0, -1].log_softmax(-1)[ids[0, n]])
     each = GeneratedReadout(ids[0], 3, log_prob=True)
-    total = next_tokens(ids[0, 3:], log_prob=True, total=True)
+    total = NextTokens(ids[0, 3:], log_prob=True, total=True)
     (a,), (b,) = (read_subsets(model, [enc], [keep], [t]) for t in (each, total))
     assert close(a.values[0], torch.stack(by_hand), 1e-5)
     assert close(b.values[0], sum(by_hand), 1e-5)

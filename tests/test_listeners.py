@@ -211,6 +211,9 @@ def loo_by_hand(model, enc):
     return torch.stack(loo)[:, logits.argmax()]
 
 
+# torch's own, of hooks whose inputs have no gradient and of compiled parts
+@pytest.mark.filterwarnings('ignore:For backward hooks', 'ignore:Full backward hook')
+@pytest.mark.filterwarnings('ignore:Dynamo detected')
 @pytest.mark.parametrize('change', CHANGES)
 def test_whatever_is_changed_the_numbers_are_the_models_own(change, tokenizer):
     model = random_bert(layers=2)

@@ -129,3 +129,60 @@ def test_a_part_of_a_table_says_what_the_table_says(records):
     part = records['frontier'][['r', 'passes']].round(1)
     assert part.needed == records['frontier'].needed
     assert repr(part).endswith(records['frontier'].needed.split()[-1])
+
+
+# ---- which units are exact is read in one way
+
+
+def exact_calls(demo, decoder):
+    "Name → explanations, and what is exact in them."
+    text, both = 'a fine film', demo
+    generated = lrp_loo.explain_generation(*decoder, 'The film', max_new_tokens=3)
+    estimated = lrp_loo.explain(*both, 'a fine film with a dull end', passes=4)
+    contrast = lrp_loo.attribute_context(
+        *decoder, 'It is dull. It ends.', target=(' good', ' bad')
+    )
+    return {
+        'auto': (lrp_loo.explain(*both, text), all),
+        'loo': (lrp_loo.explain(*both, text, 'loo'), all),
+        'words': (lrp_loo.explain(*both, text, 'loo', units='word'), all),
+        'another removal': (lrp_loo.explain(*both, text, 'loo', removal='delete'), all),
+        'parts': (lrp_loo.explain(*both, text, 'loo', units='layer'), all),
+        'generated': (list(generated), all),
+        'two answers': ([contrast], all),
+        'estimate': (estimated, any),
+        'refined': ([lrp_loo.refine(estimated[0], 99)], all),
+        'removal': (lrp_loo.explain(*both, text, 'removal'), None),
+        'rows': (lrp_loo.explain(*both, text, 'removal+rows'), None),
+        'gradient': (lrp_loo.explain(*both, text, 'grad_x_input'), None),
+    }
+
+
+def test_exact_units_is_a_list_in_every_record(demo, tmp_path):
+    decoder = lrp_loo.load_demo('reviews')
+    for name, (maps, which) in exact_calls(demo, decoder).items():
+        for a in maps:
+            units = a.exact_units
+            assert isinstance(a.info.get('exact', []), list), name
+            flags = [i in units for i in range(len(a))]
+            assert len(units) == sum(flags), name  # none is out of range, or twice
+            assert a.exact == (which is all) == all(flags), name
+            assert any(flags) == (which is not None), name
+            a.save(tmp_path / 'a.json')
+            assert lrp_loo.load(tmp_path / 'a.json').exact_units == units, name
+
+
+@pytest.mark.parametrize('exact', [True, False])
+def test_a_file_of_a_version_that_stored_a_bool_is_read(demo, tmp_path, exact):
+    (a,) = lrp_loo.explain(*demo, 'a fine film', 'loo')
+    a.save(tmp_path / 'a.json')
+    stored = json.loads((tmp_path / 'a.json').read_text())
+    stored['record']['fields']['info']['exact'] = exact
+    (tmp_path / 'a.json').write_text(json.dumps(stored))
+    b = lrp_loo.load(tmp_path / 'a.json')
+    assert b.exact == b.content_is_exact == exact
+    assert b.exact_units == (list(range(len(a))) if exact else [])
+    stored['record']['fields']['info']['exact'] = 'yes'
+    (tmp_path / 'a.json').write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match='exact'):
+        lrp_loo.load(tmp_path / 'a.json')

@@ -17,7 +17,7 @@ from lrp_loo.models.loading import load_demo
 from lrp_loo.reports.page import page_data
 from lrp_loo.reports.summary import summarize_texts
 from lrp_loo.core.stats import agreement
-from lrp_loo.tasks.generation import explain_generation
+from lrp_loo.tasks.generation import attribute_context, explain_generation
 from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.evaluate.audit import audit
 from lrp_loo.evaluate.intervals import calibrate
@@ -253,6 +253,39 @@ def test_a_chat_that_hides_its_contents_is_refused(decoder, chat, content, refus
     tokenizer.chat_template = chat
     with pytest.raises((TypeError, ValueError), match=refusal):
         explain(model, tokenizer, [dict(role='user', content=content)])
+
+
+# jinja's errors, Python's, and the tokenizer's own
+BROKEN = {
+    'divides by zero': "{{ 1 / 0 }}",
+    'divides a length by zero': "{{ messages | length // (messages | length - 1) }}",
+    'syntax': "{% for m in messages %}{{ m.content }}",
+    'unknown filter': "{{ messages | no_such_filter }}",
+    'its own': "{{ raise_exception('no such role') }}",
+    'adds a number to a str': "{{ messages[0]['content'] + 1 }}",
+    'a key that is not there': "{{ messages[0]['name']['first'] }}",
+    'calls a str': "{{ messages[0]['content']() }}",
+    'calls itself': "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+}
+
+
+@pytest.mark.parametrize('chat', BROKEN)
+def test_a_chat_template_that_fails_is_refused_by_name(chat):
+    model, tokenizer = load_demo('reviews')
+    tokenizer.chat_template = BROKEN[chat]
+    turns = [dict(role='user', content='fine')]
+    calls = {
+        'explain': lambda: explain(model, tokenizer, [turns]),
+        'template=': lambda: explain(
+            model, tokenizer, 'fine', template=[dict(role='user', content='{text}')]
+        ),
+        'explain_generation': lambda: explain_generation(model, tokenizer, turns),
+        'attribute_context': lambda: attribute_context(model, tokenizer, 'a b.', 'c'),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match='the chat template refuses these 1') as e:
+            call()
+        assert 'set tokenizer.chat_template' in str(e.value)
 
 
 def test_pairs_leave_the_template_out(encoder):

@@ -4,9 +4,12 @@ import unicodedata
 
 import pytest
 import torch
+from conftest import demo_or_skip
+from small_tokenizers import decoder_for, of_sentencepiece
+from tokenizers import AddedToken, normalizers
 
 from lrp_loo import attribute_context, explain, load_demo
-from lrp_loo.inputs.units import text_spans
+from lrp_loo.inputs.units import Units, text_spans
 
 
 def cut(text, units):
@@ -127,3 +130,182 @@ def test_words_and_spans_of_an_encoding_and_one_text_of_a_pair(demo):
     (a,) = explain(*demo, pair, passes=9, among='hypothesis')
     assert a.is_content.tolist() == [k == 1 for k in enc.sequence_ids()]
     assert a.content_is_exact and not a.exact
+
+
+# ---- a unit is named by the text of its tokens, and no word is lost
+
+CHINESE, THAI = '我爱这部电影', 'สวัสดีชาวโลก'
+JOINED = {
+    'Chinese': (CHINESE, ['▁我爱', '这部', '电影'], ['我爱', '这部', '电影']),
+    'across words': (
+        CHINESE,
+        ['▁我', '爱这', '部电', '影'],
+        ['我', '爱这', '部电', '影'],
+    ),
+    'Thai': (THAI, ['▁สวัสดี', 'ชาวโลก'], ['สวัสดี', 'ชาวโลก']),
+    'Japanese, part of a word': ('この映画', ['▁この映', '画'], ['この映', '画']),
+    'a word that goes on': ('のカメラ.', ['▁のカ', 'メラ'], ['のカメラ', '.']),
+    'punctuation': ('fine",ok', ['▁fine",', 'ok'], ['fine",', 'ok']),
+}
+
+
+@pytest.mark.parametrize('text, pieces, units', JOINED.values(), ids=JOINED)
+def test_words_in_one_token_are_one_unit_by_their_text(text, pieces, units):
+    tokenizer = of_sentencepiece(pieces)
+    (a,) = explain(decoder_for(tokenizer), tokenizer, text, 'loo', units='word')
+    assert a.tokens == units
+    assert [text[start:end] for _, start, end in a.info['spans']] == units
+
+
+def test_an_added_token_over_two_words_is_one_unit():
+    tokenizer = of_sentencepiece(['▁The', '▁fox'])
+    tokenizer.add_tokens([AddedToken('quick brown', normalized=False)])
+    call = decoder_for(tokenizer), tokenizer, 'The quick brown fox', 'loo'
+    (a,) = explain(*call, units='word')
+    assert a.tokens == ['The', 'quick brown', 'fox']
+    (a,) = explain(*call, units=[(4, 9)])  # a span that ends inside of the token
+    assert a.tokens == ['quick brown']
+    (a,) = explain(*call, units=[(4, 9), (10, 19)])
+    assert a.tokens == ['quick brown', ' fox']
+    with pytest.raises(ValueError, match='no token begins in the span .10, 15.'):
+        explain(*call, units=[(4, 9), (10, 15)])
+
+
+def test_a_special_token_in_a_text_is_in_no_word():
+    tokenizer = of_sentencepiece(['▁The', '▁fox'])
+    text = 'The fox<s>The.'
+    (a,) = explain(decoder_for(tokenizer), tokenizer, text, 'loo', units='word')
+    assert [t.token for t in a if t.is_special] == ['<s>']
+    assert [
+        t.token for t in a if t.is_content and t.token != '▁'
+    ] == 'The fox The .'.split()
+
+
+WITHOUT_ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+MARKED = {
+    'stripped': ('cafe\u0301 noir', ['▁cafe', '▁noir'], WITHOUT_ACCENTS),
+    'composed': ('cafe\u0301 noir', ['▁café', '▁noir'], normalizers.NFC()),
+    'two marks': ('o\u0323\u0302 noir', ['▁ộ', '▁noir'], normalizers.NFC()),
+    'Korean letters': (
+        unicodedata.normalize('NFD', '한국 noir'),
+        ['▁한국', '▁noir'],
+        normalizers.NFC(),
+    ),
+    'a mark of compatibility': ('ﬁ\u0301 noir', ['▁fí', '▁noir'], normalizers.NFKC()),
+}
+
+
+@pytest.mark.parametrize('units', ['word', 'token'])
+@pytest.mark.parametrize('text, pieces, normalizer', MARKED.values(), ids=MARKED)
+def test_a_mark_belongs_to_the_span(text, pieces, normalizer, units):
+    tokenizer = of_sentencepiece(pieces, normalizer)
+    (a,) = explain(decoder_for(tokenizer), tokenizer, text, 'loo', units=units)
+    first, second = (text[start:end] for _, start, end in a.info['spans'])
+    assert [first, second.strip()] == text.split()
+
+
+def test_an_accent_that_berts_tokenizer_strips_belongs_to_the_span(demo):
+    text = 'un cafe\u0301, de\u0301ja\u0300 vu'
+    (a,) = explain(*demo, text, passes=3, target=0)
+    spans = [text[s[1] : s[2]] for s in a.info['spans'] if s]
+    assert ''.join(spans) == text.replace(' ', '')
+
+
+def test_units_are_checked_where_they_are_made():
+    parts, spans = ('a fine film',), [(0, 0, 1), (0, 1, 6), (0, 6, 11)]
+    number, special = torch.tensor([0, 0, 1]), torch.zeros(2, dtype=torch.bool)
+    of_units = [(0, 0, 6), (0, 7, 11)]
+    Units(number, ['a fine', 'film'], special, (parts, of_units, spans))
+    wrong = {
+        'a name of another text': (['a', 'film'], number, of_units),
+        'a token of another unit': (['a fine', 'film'], number.flip(0), of_units),
+        'a token outside': (['a', 'film'], number, [(0, 0, 1), (0, 7, 11)]),
+        'a unit without a token': (['a fine', 'film'], number * 0, of_units),
+        'a token that is in none': (
+            ['a fine', 'film'],
+            torch.tensor([0, -1, 1]),
+            of_units,
+        ),
+    }
+    for names, numbers, unit_spans in wrong.values():
+        with pytest.raises(ValueError, match='do not hold the tokens'):
+            Units(numbers, names, special, (parts, unit_spans, spans))
+
+
+# ---- white space around a passage is the template's
+
+AROUND = [
+    'Docs:\n{context}\nQ: {question}\nA:',
+    'Docs:\n\n{context}\n\nQ: {question}\nA:',
+    '\t{context}\t{question}',
+    'Read this.  \n {context} \n\n{question}',
+]
+
+
+@pytest.mark.parametrize('template', AROUND)
+def test_a_sentence_has_no_white_space_of_the_template(template):
+    model, tokenizer = load_demo('reviews')
+    passages = ['The plot is thin.', 'The cast is fine.']
+    call = model, tokenizer, passages, ' good', 'Is it good?', 'loo'
+    by_sentence, by_passage = (
+        attribute_context(*call, units, template) for units in ('sentence', 'passage')
+    )
+    assert by_sentence.tokens == passages
+    assert by_sentence.scores.tolist() == by_passage.scores.tolist()
+    text = by_sentence.info['template'].replace('{question}', 'Is it good?')
+    for i, passage in enumerate(passages, 1):
+        text = text.replace(f'{{passage {i}}}', passage)
+    enc = tokenizer(text + ' good', return_offsets_mapping=True)
+    ids, offsets = torch.tensor([enc['input_ids']]), enc['offset_mapping']
+    n = len(tokenizer(text)['input_ids'])
+
+    def log_prob(passage):
+        "Without the tokens that hold a visible character of the passage."
+        start = text.index(passage) if passage else len(text) + 9
+        inside = range(start, start + len(passage))
+        mask = [
+            not any(c in inside and not text[c].isspace() for c in range(*span))
+            for span in offsets
+        ]
+        with torch.no_grad():
+            out = model(ids, attention_mask=torch.tensor([mask]).long())
+        rows = out.logits[0, n - 1 : -1].log_softmax(-1)
+        return float(rows.gather(1, ids[0, n:, None]).sum())
+
+    whole = log_prob('')
+    for score, passage in zip(by_sentence.scores.tolist(), passages):
+        assert score == pytest.approx(whole - log_prob(passage), abs=1e-4)
+
+
+@pytest.mark.parametrize('units', ['sentence', 'word'])
+def test_a_chats_white_space_is_in_no_unit_of_the_context(units):
+    model, tokenizer = load_demo('reviews')
+    tokenizer.chat_template = "{% for m in messages %}Q:\n{{ m.content }}\n{% endfor %}"
+    call = model, tokenizer, 'It is dull.', 'good'
+    a, passage = (
+        attribute_context(*call, method='loo', units=u) for u in (units, 'passage')
+    )
+    spaces = tokenizer('\n')['input_ids'][-1]
+    of_units = [
+        n for i, n in zip(a.input_ids.tolist(), a.info['unit_of_token']) if i == spaces
+    ]
+    assert set(of_units) == {-1}
+    if units == 'sentence':
+        assert a.scores.tolist() == passage.scores.tolist()
+
+
+@pytest.mark.large
+def test_smollm2_reads_a_passage_without_the_templates_white_space():
+    model, tokenizer = demo_or_skip('smollm2')
+    call = (
+        model,
+        tokenizer,
+        ['Paris is big.', 'Rome is old.'],
+        ' Paris',
+        'Which is big?',
+    )
+    a, b = (
+        attribute_context(*call, 'loo', units, AROUND[0])
+        for units in ('sentence', 'passage')
+    )
+    assert a.scores.tolist() == b.scores.tolist()

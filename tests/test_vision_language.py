@@ -89,6 +89,7 @@ def without(model, enc, i):
     return float(image @ features.T * scale + bias)
 
 
+@pytest.mark.filterwarnings('ignore:no rule for div')
 @pytest.mark.parametrize('name', BESIDE)
 def test_loo_of_a_pair_is_that_of_direct_calls(made, name):
     model, enc, tokenizer = made(name)

@@ -201,12 +201,14 @@ def auto_scores(
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
         loos = many_loo(model, encs, target, removal, fill, unit_numbers)
         for i, loo in zip(exact, loos):
-            n = round(loo.passes, 2)
             planned = round(costs[i], 2)
-            cost = dict(
-                forward_equivalents=n, planned_passes=planned, exact_passes=planned
+            info = dict(
+                exact=list(range(len(members[i]))),
+                engine=loo.engine,
+                forward_equivalents=round(loo.passes, 2),
+                planned_passes=planned,
+                exact_passes=planned,
             )
-            info = dict(exact=True, engine=loo.engine) | cost
             rows = loo.scores.view(len(loo.scores), -1).T  # one per number
             scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)
     rest = [i for i in range(len(costs)) if scores[i] is None]

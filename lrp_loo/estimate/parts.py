@@ -206,9 +206,10 @@ def _scores(text, terms, **info):
 
 def _loo(model, enc, target, parts):
     text = PartsOfText(model, enc, target, parts)
-    scores, passes = text.exact(list(range(len(parts))))
+    everything = list(range(len(parts)))
+    scores, passes = text.exact(everything)
     cost = round(1 + passes, 2)
-    return _scores(text, scores.float(), exact=True, forward_equivalents=cost)
+    return _scores(text, scores.float(), exact=everything, forward_equivalents=cost)
 
 
 def _gradient(model, enc, target, parts):

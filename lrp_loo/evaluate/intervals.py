@@ -64,11 +64,10 @@ def estimate_of(a: Attribution) -> Estimate:
     content = _content_indices(a)
     index = {i: j for j, i in enumerate(content)}
     spread = a.info.get('spread', [])
-    exact = content if a.exact else a.info.get('exact', [])
     return Estimate(
         a.scores[content].tolist(),
         [spread[i] for i in content] if len(spread) else [],
-        [index[i] for i in exact if i in index],
+        [index[i] for i in a.exact_units if i in index],
     )
 
 
@@ -404,6 +403,6 @@ def top_tokens(
     x = np.abs(estimate.scores)
     which, exact = settle_top(x, estimate.scale, k, compute, reach)
     which, exact = ([content[j] for j in indices] for indices in (which, exact))
-    a.info['exact'] = sorted([*a.info.get('exact', []), *exact])
+    a.info['exact'] = sorted({*a.exact_units, *exact})
     a.info['forward_equivalents'] += len(exact)
     return TopTokens(which, exact, a)

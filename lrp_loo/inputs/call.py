@@ -22,7 +22,7 @@ from .units import encoding_units, spans_among, text_units, token_spans
 from ..models.call import check_model
 from ..models.encoding import MEDIA_INPUTS, as_texts, check_text, encode
 from ..models.encoding import is_encoding, max_tokens
-from ..models.objects import unwrap
+from ..models.objects import OwnAnswer, unwrap
 from ..models.parts import Parts, resolve_parts
 from ..models.structure import input_embeddings
 
@@ -295,9 +295,9 @@ def _check_content(texts, template, among, truncation):
     _check_one_per_text('among', among, len(texts), 'give one per text')
 
 
-def _compared(texts, encs, limit):
-    """Return the encoding and the text whose number is compared with the object's own:
-    the longest, and below a limit to which the caller lets texts be cut.
+def _with_own_answer(tokenizer, texts, encs, limit):
+    """Return the tokenizer of an object with the object's answer for the longest text,
+    and below a limit to which the caller lets texts be cut.
     """
     lengths = [enc['input_ids'].shape[1] if 'input_ids' in enc else 0 for enc in encs]
     choice = [
@@ -305,7 +305,11 @@ def _compared(texts, encs, limit):
         for n, enc, text in zip(lengths, encs, texts)
         if not is_encoding(text) and (limit is None or n < limit)
     ]
-    return max(choice, key=lambda item: item[0], default=())[1:]
+    if not choice or tokenizer.own_call is None:
+        return tokenizer
+    _, *compared = max(choice, key=lambda item: item[0])
+    own_answer = OwnAnswer(tokenizer.own_call, *compared)
+    return replace(tokenizer, own_answer=own_answer)
 
 
 @dataclass(frozen=True)
@@ -373,8 +377,8 @@ class CallInputs:
         if hasattr(tokenizer, 'as_read'):  # of a pipeline or a sentence encoder
             limit = max_tokens(model, tokenizer) if truncation else None
             if not has_chats and isinstance(template, (str, type(None))):
-                compared = _compared(texts, encs, max_length or limit)
-                tokenizer.compared = compared or tokenizer.compared
+                limit = max_length or limit
+                tokenizer = _with_own_answer(tokenizer, texts, encs, limit)
             texts = [tokenizer.as_read(text) for text in texts]
         content = [None] * len(texts)
         if parts:

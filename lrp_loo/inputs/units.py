@@ -9,7 +9,7 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'text_spans', 'Units', 't
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, Union
 
@@ -71,13 +71,36 @@ def text_spans(
     return spans
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000008
-@dataclass
+@dataclass(frozen=True)
 class Units:
-    "Units of one text: the unit index of each token, and the names."
+    """Units of one text: the unit index of each token, and the names. Raise ValueError
+    if a unit has no token, a name is not its text, or a token is in another unit.
+    """
 
     number: torch.Tensor  # (n_tokens,) index of the token's unit; −1 without a unit
     names: list[str]  # (n_units,)
     is_special: torch.Tensor  # (n_units,) bool
+    # the text's parts, and (part, start, end) of each unit and of each token; None
+    # for a unit or token that is not known by its characters
+    source: InitVar[tuple[tuple, list, list] | None] = None
+
+    def __post_init__(self, source):
+        numbers = self.number.tolist()
+        is_valid = {-1, *numbers} == {*range(-1, len(self.names))}
+        if is_valid and source is not None:
+            parts, unit_spans, spans = source
+            texts = [s and parts[s[0]][s[1] : s[2]] for s in unit_spans]
+            is_valid = all(t in (None, name) for t, name in zip(texts, self.names))
+            unit_at = _unit_at(unit_spans)
+            for k, span in zip(numbers, spans):
+                index = None if k < 0 or unit_spans[k] is None else k
+                places = _visible(parts, span)
+                is_valid &= all(unit_at.get((span[0], c)) == index for c in places)
+        if not is_valid:
+            raise ValueError(
+                f"the units {self.names} do not hold the tokens of their texts; join"
+                " those that share a token"
+            )
 
     def __len__(self):
         return len(self.names)
@@ -91,6 +114,18 @@ class Units:
         return torch.zeros(len(self), dtype=scores.dtype).index_add_(
             0, self.number[is_in_unit], scores.cpu()[is_in_unit]
         )
+
+
+def _unit_at(spans):
+    "Return (part, character) → index of the span that holds it."
+    enumerated = [(k, *span) for k, span in enumerate(spans) if span is not None]
+    return {(part, c): k for k, part, a, b in enumerated for c in range(a, b)}
+
+
+def _visible(parts, span):
+    "Return the indices of a span's characters without white space."
+    part, start, end = span or (0, 0, 0)
+    return [c for c in range(start, end) if not parts[part][c].isspace()]
 
 
 # a name, `Parts` of the model, or spans of one text or of each
@@ -118,10 +153,27 @@ def token_spans(
         if encoding['input_ids'][0, columns][: len(ids)].equal(ids):
             break
     else:
-        return _spans_part_by_part(tokenizer, parts, ids)
+        return _with_marks(_spans_part_by_part(tokenizer, parts, ids), parts)
     offsets = encoding.encodings[0].offsets[columns]
-    spans = zip(encoding.sequence_ids()[columns], offsets)
-    return [None if k is None else (k, *span) for k, span in [*spans][: len(ids)]]
+    spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
+    return _with_marks([None if k is None else (k, *s) for k, s in spans], parts)
+
+
+def _with_marks(spans, parts):
+    """Return the spans with the marks after them, which a tokenizer strips or joins to
+    the character before, unless a token begins there.
+    """
+    if all(map(str.isascii, parts)):
+        return spans
+    starts = {span[:2] for span in spans if span is not None}
+    ends = [{m.end() for m in regex.finditer(r'\X', text)} for text in parts]
+
+    def extended(part, start, end):
+        while start < end and end not in ends[part] and (part, end) not in starts:
+            end += 1
+        return part, start, end
+
+    return [span and extended(*span) for span in spans]
 
 
 def _spans_part_by_part(tokenizer, parts, ids):
@@ -157,26 +209,35 @@ def _spans_part_by_part(tokenizer, parts, ids):
     return spans + [None] * (len(rest) - len(spans))
 
 
-def _unit_of_tokens(spans, parts, unit_spans, joins_space, content):
-    """Return each token's unit index, by its first visible character; None outside of
-    all units. With joins_space, a token of white space alone belongs to the next word,
-    unless the content begins or ends between them.
+def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
+    """Return the units of each token's visible characters, in order. With joins_space,
+    a token of white space alone belongs to the next word of its content.
     """
-    cuts = [c for span in content or () for c in span]
-    unit_at = {
-        (part, c): index
-        for index, (part, start, end) in enumerate(unit_spans)
-        for c in range(start, end)
-    }
+    unit_at, cuts = _unit_at(unit_spans), [c for span in content for c in span]
 
-    def unit_of(part, start, end):
-        text = parts[part]
-        stop = min((c for c in [*cuts, len(text)] if c >= end), default=end)
-        visible = range(start, stop if joins_space else end)
-        first = next((c for c in visible if not text[c].isspace()), start)
-        return unit_at.get((part, first))
+    def units_of(part, start, end):
+        places, stop = _visible(parts, (part, start, end)), len(parts[part])
+        if not places and joins_space:
+            following = range(end, min([stop, *(c for c in cuts if c >= end)]))
+            places = (c for c in following if not parts[part][c].isspace())
+            places = [next(places, start)]
+        units = (unit_at.get((part, c)) for c in places or [start])
+        return [u for u in dict.fromkeys(units) if u is not None]
 
-    return [None if span is None else unit_of(*span) for span in spans]
+    return [[] if span is None else units_of(*span) for span in spans]
+
+
+def _join_spans(units_of_tokens, unit_spans, joins_empty):
+    "Join the spans that share a token, or have none, to the span before."
+    inside = {u for units in units_of_tokens for u in units[1:]}
+    with_token = {u for units in units_of_tokens for u in units}
+    joined = []
+    for u, span in enumerate(unit_spans):
+        if joined and (u in inside or joins_empty and u not in with_token):
+            joined[-1] = (*joined[-1][:2], span[2])
+        else:
+            joined.append(span)
+    return joined
 
 
 def text_units(
@@ -186,55 +247,63 @@ def text_units(
     # 'word', 'sentence', or a list of (start, end) spans; for a pair, a pair of lists
     units: Any,
     content: list | None = None,  # (start, end) spans, whose ends no unit crosses
-    # merge a span in which no token begins with the span before it, instead of
-    # raising: `",` may be one token and two words
-    merge_empty: bool = False,
+    # spans are words or sentences: join them, and white space, as those
+    merges: bool = False,
     spans: list | None = None,  # `token_spans`, if they are known
 ) -> Units:
-    """Return the units of one encoded text. Words and sentences are sorted, and a
-    token outside of them is its own unit. Spans keep the order of the caller, and hold
-    the tokens whose first visible character is theirs: with a space joined to its word
-    in one token, the space belongs to the word; a token of white space alone belongs
-    to a span that holds its first character.
+    """Return the units of one encoded text, each named by the text of its tokens. Words
+    and sentences are sorted; those that share a token are one unit, a token of white
+    space alone belongs to the next of its content, and a token outside of them is its
+    own unit. Spans keep the order of the caller, and hold the tokens whose first visible
+    character in a span is theirs; one of white space, those with its first character.
     """
     ids = enc['input_ids'][0].cpu()
     is_named = isinstance(units, str)
     parts = text if isinstance(text, tuple) else (text,)
-    spans = token_spans(tokenizer, parts, ids) if spans is None else spans
-    content = None if isinstance(content, int) else content
+    spans = token_spans(tokenizer, parts, ids) if spans is None else list(spans)
+    content = [] if content is None or isinstance(content, int) else content
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
         raise ValueError(
             f"a pair of texts needs a pair of span lists, got {len(per_part)}"
         )
+    words = list(parts)
+    for i in special_mask(tokenizer, ids).nonzero()[:, 0].tolist() if is_named else ():
+        part, a, b = spans[i] or (0, 0, 0)  # a special token in a text is no word
+        words[part] = words[part][:a] + ' ' * (b - a) + words[part][b:]
+        spans[i] = None
     unit_spans = [
         (number, *span)
-        for number, (part, kind) in enumerate(zip(parts, per_part))
-        for span in text_spans(part, kind, content or ())
+        for number, (part, kind) in enumerate(zip(words, per_part))
+        for span in text_spans(part, kind, content)
     ]
-    joins_space = is_named or merge_empty
-    unit_of = _unit_of_tokens(spans, parts, unit_spans, joins_space, content)
-    if merge_empty:
-        merged = []
-        for index, (part, start, end) in enumerate(unit_spans):
-            if index in unit_of or not merged:
-                merged.append((part, start, end))
-            else:
-                merged[-1] = (*merged[-1][:2], end)
-        unit_spans = merged
-        unit_of = _unit_of_tokens(spans, parts, unit_spans, joins_space, content)
+    joins = is_named or merges
+    held = _units_of_tokens(spans, parts, unit_spans, joins, content)
+    if joins:
+        unit_spans = _join_spans(held, unit_spans, merges)
+        held = _units_of_tokens(spans, parts, unit_spans, joins, content)
+    unit_of, given_spans = [units[0] if units else None for units in held], unit_spans
+    unit_spans = list(unit_spans)
+    for units, span in zip(held, spans):  # a token is whole where it begins
+        places = _visible(parts, span)
+        for i, u in enumerate(units if places else ()):
+            part, start, end = unit_spans[u]
+            whole = min(start, places[0]), max(end, places[-1] + 1)
+            unit_spans[u] = part, *((places[-1] + 1, end) if i else whole)
     names = [parts[part][a:b] for part, a, b in unit_spans]
+    source = parts, unit_spans, spans
     if is_named:
-        return sorted_units(tokenizer, ids, unit_of, names)
+        return sorted_units(tokenizer, ids, unit_of, names, source)
     last = max((span[2] for span in spans if span is not None), default=0)
-    for index, (_, start, end) in enumerate(unit_spans):
-        if index not in unit_of:
-            cut = ' (the text was cut before it)' if start >= last else ''
+    for u, (part, start, end) in enumerate(given_spans):
+        if u not in unit_of:
+            cut = ' (the text was cut before it)' * (start >= last)
             raise ValueError(
-                f"no token begins in the span {(start, end)}: {names[index]!r}{cut}"
+                f"no token begins in the span {(start, end)}:"
+                f" {parts[part][start:end]!r}{cut}"
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
-    return Units(number, names, torch.zeros(len(names), dtype=torch.bool))
+    return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
 
 
 def sorted_units(
@@ -242,6 +311,7 @@ def sorted_units(
     ids: torch.Tensor,  # (n_tokens,)
     unit_of: Sequence[int | None],  # each token's index in `names`
     names: Sequence[str],
+    source: tuple | None = None,  # see `Units`, the spans as the names
 ) -> Units:
     "Return units in the order of their first tokens; other tokens are units, too."
     tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
@@ -253,13 +323,15 @@ def sorted_units(
     for i, key in enumerate(keys):
         starts.setdefault(key, i)
     number = {key: n for n, key in enumerate(starts)}
+    units = [unit_of[i] for i in starts.values()]
+    if source is not None:
+        parts, spans, token_spans = source
+        source = parts, [None if u is None else spans[u] for u in units], token_spans
     return Units(
         torch.tensor([number[key] for key in keys]),
-        [
-            tokens[i] if unit_of[i] is None else names[unit_of[i]]
-            for i in starts.values()
-        ],
+        [tokens[i] if u is None else names[u] for i, u in zip(starts.values(), units)],
         is_special[list(starts.values())],
+        source,
     )
 
 
@@ -355,8 +427,6 @@ def _format(template, tokenizer, model):
     """
     if isinstance(template, str):
         return template
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, 'chat_template', None):
         raise ValueError(
             "this tokenizer has no chat template for a list of messages; give a str"
@@ -366,8 +436,13 @@ def _format(template, tokenizer, model):
     options = options if can_generate(model) else {}
     try:
         return tokenizer.apply_chat_template(template, tokenize=False, **options)
-    except TemplateError as e:
-        raise ValueError(f"the chat template refuses these messages: {e}") from e
+    except Exception as e:  # a template may run any expression
+        kind = type(e).__name__
+        raise ValueError(
+            f"the chat template refuses these {len(template)} messages ({kind}: {e});"
+            " set tokenizer.chat_template to one that takes them, or give the chat as"
+            " the str that the model reads"
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -380,6 +455,11 @@ class Prompt:
     spans: dict[str, tuple[int, int]]  # placeholder → (start, end) in the text
     is_chat: bool  # a chat template wrote the special tokens
     counted: Any  # placeholder of the text in which the user's spans count
+
+    @property
+    def start(self) -> str:
+        "Return the text before a continuation, to which a space at its end belongs."
+        return self.text if self.is_chat else self.text.rstrip(' ')
 
     def shifted(self, units: Any) -> Any:
         "Return the user's spans, counted in the whole text; a name stays."

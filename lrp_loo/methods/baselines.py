@@ -395,11 +395,11 @@ def loo_scores(
     numbers = [None if u is None else u.number for u in units]
     loo = many_loo(model, texts, target, removal, fill, numbers, token_budget, progress)
     scores_of_texts, values, readouts, _, engines, passes = zip(*loo)
-    infos = [
-        removal.info()
-        | dict(exact=True, engine=engine, forward_equivalents=n, exact_passes=n)
-        for engine, n in zip(engines, [round(n, 2) for n in passes])
-    ]
+    infos = []
+    for row, engine, n in zip(scores_of_texts, engines, passes):
+        cost = dict.fromkeys(('forward_equivalents', 'exact_passes'), round(n, 2))
+        exact = dict(exact=list(range(len(row))), engine=engine)
+        infos.append(removal.info() | cost | exact)
     if isinstance(target, GeneratedReadout):
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
     scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)

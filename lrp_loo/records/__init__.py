@@ -10,8 +10,8 @@ __all__ = ['LONGEST_OPTION', 'SHORT_TEXT', 'STRONGEST', 'SIGNS', 'SHOWN', 'PRINT
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import pandas as pd
@@ -56,7 +56,7 @@ class ScoredToken(NamedTuple):
 _INFO_TYPES = dict.fromkeys(('low', 'high', 'spans'), list) | dict.fromkeys(
     ('probability', 'forward_equivalents', 'exact_passes', 'expected_r'), float | None
 )
-_INFO_TYPES |= dict(options=dict, exact=bool | list[int], seconds=float, predicted=str)
+_INFO_TYPES |= dict(options=dict, exact=list[int], seconds=float, predicted=str)
 
 
 @dataclass(eq=False)
@@ -83,9 +83,14 @@ class Attribution(Record):
     # (n_tokens,) bool, True for the text's own tokens: neither special nor part
     # of a template; None: all tokens that are not special
     is_content: torch.Tensor = None
+    # for `refine`: where it continues, and the state of the model; in no file
+    partial_estimate: ClassVar[Any] = None
+    model_state: ClassVar[Any] = None
 
     def __post_init__(self):
         n = len(self.tokens)
+        if isinstance(exact := self.info.get('exact'), bool):  # of earlier versions
+            self.info = self.info | dict(exact=list(range(n)) if exact else [])
         if self.is_content is None:
             self.is_content = ~self.is_special
         for name in ('scores', 'is_special', 'is_content'):
@@ -112,8 +117,8 @@ class Attribution(Record):
         return len(self.tokens)
 
     def __getstate__(self):
-        "Return the state to pickle, without the partial estimate (it holds the model)."
-        return {k: v for k, v in vars(self).items() if k != 'partial_estimate'}
+        "Return the fields, without the partial estimate (it holds the model)."
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __getitem__(self, i: int) -> ScoredToken:
         if not hasattr(i, '__index__'):
@@ -163,17 +168,20 @@ class Attribution(Record):
         return self.info.get('probability')
 
     @property
+    def exact_units(self) -> list[int]:
+        "Return the indices of the tokens (units) whose scores are exact LOO."
+        return self.info.get('exact', [])
+
+    @property
     def exact(self) -> bool:
         "Return True if all scores are exact LOO."
-        exact = self.info.get('exact', False)
-        return exact if isinstance(exact, bool) else len(exact) == len(self)
+        return len(self.exact_units) == len(self)
 
     @property
     def content_is_exact(self) -> bool:
         "Return True if the scores of all content tokens are exact LOO."
-        exact = self.info.get('exact') or []
         content = self.is_content.nonzero()[:, 0].tolist()
-        return self.exact or set(content) <= set(exact)
+        return 'exact' in self.info and {*content} <= {*self.exact_units}
 
     @property
     def passes(self) -> float | None:

@@ -138,9 +138,9 @@ def headline(a: Any) -> str:
 
 def exactness_notes(a: Any) -> list[str]:
     "Return ', exact' or ', estimated' per token; '' if all are of one kind."
-    exact = a.info.get('exact', False)
-    if a.exact or isinstance(exact, bool) or not a.spent:
+    if a.exact or not a.spent:
         return [''] * len(a)
+    exact = a.exact_units
     return [', exact' if i in exact else ', estimated' for i in range(len(a))]
 
 
@@ -260,9 +260,8 @@ def terminal_legend(a: Any) -> str:  # one line, or two, with ANSI colours
     top = f'{scale_top(a):.3g}'
     line = f'lowers it {_coloured(f"−{top}", -1, 1)} …'
     line += f' {_coloured(f"+{top}", 1, 1)} raises it'
-    exact = a.info.get('exact')
-    if isinstance(exact, list) and exact and not a.exact:
-        names = [printable(a.tokens[i]) for i in exact]
+    if a.exact_units and not a.exact:
+        names = [printable(a.tokens[i]) for i in a.exact_units]
         line += f'; exact: {_list_some(names, LISTED)}'
     outside = [
         f'{printable(a.tokens[i])} {float(a.scores[i]):+.2g}'

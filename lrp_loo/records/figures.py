@@ -40,8 +40,7 @@ def score_scale() -> 'LinearSegmentedColormap':
     colors = needs('matplotlib.colors', 'plot')
     ends = [matplotlib_rgb(DOWN), 'w', matplotlib_rgb(UP)]
     scale = colors.LinearSegmentedColormap.from_list('scores', ends)
-    scale.set_bad('0.88')
-    return scale
+    return scale.with_extremes(bad='0.88')
 
 
 def mark_signs(
@@ -73,7 +72,7 @@ def _image_figure(a):
     fig, ax = plt.subplots(figsize=(2.8, 2.6), layout='constrained')
     largest = scale_top(a) or 1.0
     shares = a.scores.reshape(a.info['grid']).float() / largest
-    image = ax.imshow(shares, cmap=score_scale(), vmin=-1, vmax=1)
+    image = ax.imshow(shares.numpy(), cmap=score_scale(), vmin=-1, vmax=1)
     mark_signs(ax, shares, min(19, 130 / max(shares.shape)))
     ax.set(xticks=[], yticks=[])
     title = [a.method, fill(headline(a), 40), fill(no_effect_note(a), 40)]
@@ -164,7 +163,7 @@ def pairs_figure(p: Any) -> 'Figure':
     words = [text for _, text in display_tokens(p.tokens)]
     size = 1.6 + 0.27 * len(p)
     fig, ax = plt.subplots(figsize=(size + 0.6, size), layout='constrained')
-    image = ax.imshow(shares, cmap=score_scale(), vmin=-1, vmax=1)
+    image = ax.imshow(shares.numpy(), cmap=score_scale(), vmin=-1, vmax=1)
     mark_signs(ax, shares, 19)
     style = dict(fontsize=8, parse_math=False)
     ax.set_xticks(range(len(p)), words, rotation=90, **style)

@@ -468,6 +468,6 @@ def summarize_texts(
         chunk = texts[start : start + chunk_size]
         arguments = (inputs.model, inputs.tokenizer, chunk, method, target)
         for a in explain(*arguments, **options):
-            vars(a).pop('partial_estimate', None)  # `refine` is not called here
+            a.partial_estimate = None  # `refine` is not called here
             maps.append(a)
     return summarize(maps, units, by_class, min_count)

@@ -7,6 +7,7 @@ __all__ = ['Entity', 'tagged_entities', 'explain_entities', 'OneChoice', 'explai
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #dcc84880
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,12 +19,11 @@ from ..core.hooks import restores_state
 from ..inputs.call import CallInputs, class_names, prepare_model
 from ..inputs.targets import OneTarget, Target, output_field
 from ..inputs.units import sorted_units, text_units
-from ..methods import explain, explain_batch
+from ..methods import add_provenance, explain, explain_batch
 from ..models.encoding import as_texts, check_text, encode, max_tokens
 from ..models.encoding import special_mask
-from ..models.objects import unwrap
-from ..models.structure import provenance
-from ..records import Attribution, Attributions
+from ..models.objects import OwnAnswer, unwrap
+from ..records import Attributions
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #00000005
 class Entity(NamedTuple):
@@ -176,11 +176,12 @@ def explain_entities(
                 tag = Target(classes[first], position=first)
                 entities.append((kind, [first, words[end - 1][1]], tag, {}))
         else:
-            own = own_call(text)
-            tokenizer.own_call, tokenizer.compared = lambda _, own=own: own, (enc, text)
-            output, _, answer = own
-            arguments = (t, written, spans, output.logits[0], answer)
-            entities = _entities_of_pipeline(tokenizer.source, *arguments)
+            own = OwnAnswer(own_call, enc, text)
+            tokenizer = replace(tokenizer, own_answer=own)
+            output, _, answer = own.output
+            entities = _entities_of_pipeline(
+                tokenizer.source, t, written, spans, output.logits[0], answer
+            )
         own_units = None
         if units == 'word' and isinstance(text, str):
             own_units = [text_units(tokenizer, enc, text, 'word')]
@@ -188,9 +189,10 @@ def explain_entities(
             own_units = [sorted_units(tokenizer, t.input_ids[0], word_ids, text)]
         maps = Attributions()
         for kind, tokens, target, info in entities:
-            arguments = (model, tokenizer, [enc], method, target, own_units)
-            (a,) = explain_batch(*arguments, **options)
-            a.info |= provenance(model, options)
+            (a,) = explain_batch(
+                model, tokenizer, [enc], method, target, own_units, **options
+            )
+            add_provenance([a], model, options)
             first, last = tokens[0], tokens[1] - 1
             words = [word_ids[first], word_ids[last] + 1]
             info |= dict(kind=kind, text=written[spans[first][0] : spans[last][1]])
@@ -318,16 +320,15 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
         dict(start=front + start, end=front + end, logit=a.logit)
         for a, (start, end) in zip(maps, spans)
     ]
-    return Attribution(
-        tokenizer.convert_ids_to_tokens(ids),
-        torch.cat(scores),
-        special_mask(tokenizer, torch.tensor(ids)),
-        first.target,
-        sum(a.logit for a in maps) / len(maps),
-        first.method,
-        first.label,
-        torch.tensor(ids),
-        info,
+    return replace(
+        first,
+        tokens=tokenizer.convert_ids_to_tokens(ids),
+        scores=torch.cat(scores),
+        is_special=special_mask(tokenizer, torch.tensor(ids)),
+        is_content=None,
+        logit=sum(a.logit for a in maps) / len(maps),
+        input_ids=torch.tensor(ids),
+        info=info,
     )
 
 
@@ -370,8 +371,10 @@ def explain_windows(
             )
         predicted = int(torch.cat(rows).mean(0).argmax())
         of_text = predicted if target is None else target
-        if hasattr(tokenizer, 'compared') and len(encs) == 1:
-            tokenizer.compared = encs[0], text
-        maps = explain(model, tokenizer, encs, method, of_text, **options)
+        reader = tokenizer
+        if getattr(tokenizer, 'own_call', None) is not None and len(encs) == 1:
+            own_answer = OwnAnswer(tokenizer.own_call, encs[0], text)
+            reader = replace(tokenizer, own_answer=own_answer)
+        maps = explain(model, reader, encs, method, of_text, **options)
         records.append(_join(tokenizer, ids, front, spans, maps, overlap))
     return records

@@ -20,9 +20,9 @@ from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import UnitsOf
 from ..loo.engines import read_subsets
 from ..loo.removals import fill_id
-from ..methods import explain_batch
+from ..methods import add_provenance, explain_batch
 from ..models.encoding import TOKEN_BUDGET
-from ..models.structure import device_of, provenance
+from ..models.structure import device_of
 from ..records import Pairs
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
@@ -128,8 +128,9 @@ def explain_pairs(
             f"method={method!r} estimates pairs by removal='attention_mask', got"
             f" {removal!r}; take method='exact'"
         )
-    arguments = (target, units, truncation, max_length, device, template, among)
-    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
+    limits = dict(truncation=truncation, max_length=max_length, device=device)
+    limits |= dict(template=template, among=among)
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
     model, tokenizer = inputs.model, inputs.tokenizer
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
@@ -140,9 +141,17 @@ def explain_pairs(
         n = int(content_units(tokenizer, enc, units, n_tokens).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        arguments = (model, tokenizer, [enc], run, target, [units], [inputs.content[k]])
-        (main,) = explain_batch(*arguments, **options)
+        (main,) = explain_batch(
+            model,
+            tokenizer,
+            [enc],
+            run,
+            target,
+            [units],
+            [inputs.content[k]],
+            **options,
+        )
         main.method = method
-        main.info |= provenance(model, options) | inputs.info
+        add_provenance([main], model, options, **inputs.info)
         records.append(Pairs(main, main.info.pop('pairs').float()))
     return records
