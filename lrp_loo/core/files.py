@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEMPORARY', 'P', 'T', 'RECORDED_PACKAGES', 'whole_file', 'locked', 'write_text_atomic', 'max_mb', 'check_amount',
            'read_content', 'reading', 'safe_cell', 'undo_safe_cells', 'check_fields', 'keeps_rows_in', 'versions',
-           'kernels', 'digest', 'function_name', 'recorded_methods', 'hub_answers']
+           'kernels', 'digest', 'sealed', 'check_seal', 'function_name', 'recorded_methods', 'hub_answers']
 
 # %% ../../nbs/lib/core_files.ipynb #00000002
 import contextlib
@@ -37,6 +37,8 @@ TEMPORARY = 'lrp_loo'  # how the names of temporary files end
 @contextlib.contextmanager
 def whole_file(
     path: str | os.PathLike[str],  # of the file to write
+    # called just before the file is replaced; what it raises leaves the old file
+    check: Callable[[], None] = lambda: None,
     # a temporary path beside it; what is written there replaces the file when the
     # context ends without an error
 ) -> Iterator[Path]:
@@ -48,6 +50,7 @@ def whole_file(
             _create_beside(file, tmp)
             yield tmp
             _sync(tmp, os.O_RDWR)
+            check()
             os.replace(tmp, file)
     finally:
         with contextlib.suppress(OSError):
@@ -158,9 +161,10 @@ def locked(
 def write_text_atomic(
     path: str | os.PathLike[str],  # of the file to write
     text: str,
+    check: Callable[[], None] = lambda: None,  # see `whole_file`
 ) -> None:
     "Write text to a file, completely or not at all."
-    with whole_file(path) as tmp:
+    with whole_file(path, check) as tmp:
         tmp.write_text(text, encoding='utf-8')
 
 # %% ../../nbs/lib/core_files.ipynb #7d20aa91
@@ -379,7 +383,8 @@ def digest(
     else:
         known[id(value)] = value, ''  # what it holds may hold it
         parts = _content(value)
-    h = hashlib.sha1(type(value).__qualname__.encode(), usedforsecurity=False)
+    kind = dict if isinstance(value, Mapping) else type(value)  # any kind of dict
+    h = hashlib.sha1(kind.__qualname__.encode(), usedforsecurity=False)
     for part in parts:
         is_buffer = isinstance(part, (bytes, memoryview))
         h.update(part if is_buffer else digest(part, known).encode())
@@ -389,12 +394,32 @@ def digest(
     return result
 
 
+def sealed(
+    fields: dict[str, Any],  # in JSON's types
+) -> dict[str, Any]:
+    "Return the fields with a checksum of them, in the place of an earlier one."
+    fields = {k: v for k, v in fields.items() if k != 'checksum'}
+    return fields | dict(checksum=digest(json.dumps(fields, sort_keys=True)))
+
+
+def check_seal(
+    fields: dict[str, Any],  # of `sealed`; without a checksum they are not checked
+    where: str,  # what an error calls them
+) -> None:
+    "Raise ValueError if the fields are not those that their checksum was made of."
+    if 'checksum' in fields and sealed(fields) != fields:
+        raise ValueError(
+            f"{where} was changed after it was written, its checksum is of something"
+            " else; write it again with fresh=True (--fresh), or remove it"
+        )
+
+
 def _content(value):
     "Return a list of what decides a value: buffers, and simpler values."
     kinds = [
         (Mapping, lambda: _of_mapping(value)),
         (Set, lambda: [b'', *(d.encode() for d in sorted(map(digest, value)))]),
-        ((list, tuple, range), lambda: list(value)),
+        ((list, tuple, range), lambda: _of_items(value)),
         (FunctionType, lambda: _of_function(value)),
         (CodeType, lambda: [value.co_code, value.co_names, value.co_consts]),
         (type, lambda: _of_class(value)),
@@ -420,9 +445,13 @@ def _content(value):
 
 def _of_mapping(mapping):
     items = sorted(mapping.items(), key=lambda item: str(item[0]))
-    if all(type(v) in _PLAIN for _, v in items):  # such as a vocabulary
-        return [repr(items).encode('utf-8', 'backslashreplace')]
-    return items
+    return [_of_items([k for k, _ in items]), _of_items([v for _, v in items])]
+
+
+def _of_items(items):
+    if all(type(v) in _PLAIN for v in items):  # such as a vocabulary
+        return [repr(list(items)).encode('utf-8', 'backslashreplace')]
+    return list(items)
 
 
 def _of_tensor(tensor):
