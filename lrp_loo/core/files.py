@@ -23,7 +23,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from secrets import token_hex
@@ -315,17 +315,25 @@ def keeps_rows_in(
 # a number may depend on their versions
 RECORDED_PACKAGES = ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy')
 RECORDED_PACKAGES += ('scipy', 'scikit-learn')
-_RECORDED_MODULES = {'sklearn', 'builtins', *RECORDED_PACKAGES, *sys.stdlib_module_names}
+_RECORDED_MODULES = {
+    'sklearn',
+    'builtins',
+    *RECORDED_PACKAGES,
+    *sys.stdlib_module_names,
+}
 _RECORDED_MODULES -= {'__main__'}
 
 
 def versions() -> dict:  # package → version, or None if it is not installed
     "Return the versions that a result depends on."
-    found = {'python': platform.python_version(), **dict.fromkeys(RECORDED_PACKAGES)}
-    for package in RECORDED_PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    installed = {package: _version(package) for package in RECORDED_PACKAGES}
+    return {'python': platform.python_version(), **installed}
+
+
+@cache
+def _version(package):
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
 
 
 def kernels(
@@ -345,7 +353,8 @@ def kernels(
         onednn=backends.mkldnn.is_available() and bool(backends.mkldnn.enabled),
         environment=[os.environ.get(name) for name in ('DNNL_MAX_CPU_ISA', 'MKL_CBWR')],
         formats=[str(torch.get_default_dtype()), torch.get_float32_matmul_precision()],
-        autocast=torch.is_autocast_enabled(kind) and str(torch.get_autocast_dtype(kind)),
+        autocast=torch.is_autocast_enabled(kind)
+        and str(torch.get_autocast_dtype(kind)),
         others=of_cuda,
     )
 
@@ -360,7 +369,8 @@ _NOTES = re.compile(
     '|generation_config|init_inputs|init_kwargs|files_loaded|.*_files?|cache'
     '|deprecation_warnings|warnings_issued|_commit_hash|_post_init_done|_from_auto'
     '|_is_hf_initialized|_processor_class|_in_target_context_manager|_source_cls'
-    '|_should_update_post_processor|gradient_checkpointing'
+    '|_should_update_post_processor|gradient_checkpointing|_use_kernels|model_type'
+    '|_weight_conversions'
 )
 
 
@@ -517,10 +527,12 @@ def _of_object(value):
     if any(c.__module__.startswith('transformers.') for c in type(value).__mro__):
         fields = {k: v for k, v in fields.items() if not _NOTES.fullmatch(k)}
     # the keys of hooks are a count of all that were ever set
-    return [
-        type(value),
-        {k: [*v.values()] if '_hooks' in k and v else v for k, v in fields.items()},
-    ]
+    hooks = {
+        name: [*hooks_of.values()]
+        for name, hooks_of in fields.items()
+        if '_hooks' in name and isinstance(hooks_of, Mapping)
+    }
+    return [type(value), fields | hooks]
 
 # %% ../../nbs/lib/core_files.ipynb #00000021
 def function_name(

@@ -118,6 +118,8 @@ class Results:
             if key in self._rows:
                 continue
             self._rows[key], self._lines[key] = row, line
+            if self._own.get(key, row.get('i')) != row.get('i'):
+                self._add(row | dict(i=self._own[key]), key)
             if not self._is_extended and key == self._default_digest((row['i'],)):
                 self._own[key] = row['i']
         self._listed = {row.get('digest') for row in stored['rows']}
