@@ -267,9 +267,9 @@ ALL = pytest.param(True, marks=pytest.mark.slow)  # cases; others take every thi
 
 
 def cases_of(kind, first, has_all):
-    "Return all cases of a kind, or all arguments and a third of the others."
+    "Return all cases of a kind, or of modules and tokenizers a third."
     cases = [*KINDS[kind](first)]
-    return cases if has_all or kind == 'arguments' else cases[::3]
+    return cases if has_all or kind in ('arguments', 'config') else cases[::3]
 
 
 def outcome(run):

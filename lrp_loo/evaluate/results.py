@@ -83,8 +83,9 @@ class Results:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        "Return the rows of this call, in the order in which they were added."
-        return [self._rows[key] for key in self._own if key in self._rows]
+        "Return the rows of this call, by index."
+        own = sorted((i, key) for key, i in self._own.items() if key in self._rows)
+        return [self._rows[key] for _, key in own]
 
     @property
     def done(self) -> set[int]:
@@ -115,8 +116,6 @@ class Results:
             line = json.dumps(row)
             key = row.get('digest') if 'checksum' in row else None
             key = key or digest(line)
-            if key in self._rows:
-                continue
             self._rows[key], self._lines[key] = row, line
             if self._own.get(key, row.get('i')) != row.get('i'):
                 self._add(row | dict(i=self._own[key]), key)
@@ -198,7 +197,7 @@ class Results:
         if self.summary is not None:
             head['summary'] = _rounded(self.summary)
         parts = [json.dumps(sealed(head), indent=1).removesuffix('\n}')]
-        own = sorted((key for key in self._own if key in self._rows), key=self._own.get)
+        own = [row['digest'] for row in self.rows]
         others = [key for key in self._rows if key not in self._own]
         for name, keys in dict(rows=own, others=others).items():
             lines = ',\n'.join(f'  {self._lines[key]}' for key in keys)
