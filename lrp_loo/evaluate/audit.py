@@ -313,7 +313,11 @@ def audit(
     for _, group in group_by_target([inputs.targets[i] for i in unique]):
         batches += in_batches([(unique[k], inputs.encs[unique[k]]) for k in group])
     results.extend(
-        batches, run, 'audit', progress, lambda example: digest([call, of_texts[example[0]]])
+        batches,
+        run,
+        'audit',
+        progress,
+        lambda example: digest([call, of_texts[example[0]]]),
     )
     rows = results.rows
     names, kept = list(methods), rows_with_effect(rows)
