@@ -59,7 +59,7 @@ def whole_file(
         _sync(file.parent, os.O_RDONLY)
 
 
-def _writer(process=r'{}'):
+def _writer(process='{}'):
     "Return this host and process as names of temporary files have them."
     host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
     return f'{host}-{process.format(os.getpid())}'
@@ -344,7 +344,8 @@ def kernels(
 
     device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
     backends, kind = torch.backends, device.type
-    of_cuda = [getattr(backends.cuda, name)() for name in _ATTENTION_KERNELS]
+    names = ('flash', 'mem_efficient', 'math', 'cudnn')
+    of_cuda = [getattr(backends.cuda, f'{name}_sdp_enabled')() for name in names]
     if kind == 'cuda':
         of_cuda += [torch.cuda.get_device_name(device), backends.cudnn.allow_tf32]
     return dict(
@@ -357,10 +358,6 @@ def kernels(
         and str(torch.get_autocast_dtype(kind)),
         others=of_cuda,
     )
-
-
-_ATTENTION_KERNELS = ('flash_sdp_enabled', 'mem_efficient_sdp_enabled')
-_ATTENTION_KERNELS += ('math_sdp_enabled', 'cudnn_sdp_enabled')
 
 # %% ../../nbs/lib/core_files.ipynb #d19e57aa
 # what objects of transformers note beside what decides their numbers

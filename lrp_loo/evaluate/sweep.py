@@ -259,31 +259,32 @@ def _missing_indices(out, texts, wanted, parts, tables):
     if not tables:
         return list(range(len(texts)))
     rows = _join(out, tables)
-    start_over = "Choose another output folder, or start over (fresh=True, --fresh)."
-    if (rows.call != digest(parts)).any():
-        before = read_results(out / 'sweep.json')['config'].get('parts', {})
-        names = [k for k in parts if before.get(k) != parts[k]] or ['rows']
-        raise ValueError(
-            f"{out.name!r} holds rows of another run: config differs in"
-            f" {', '.join(names)}. {start_over}"
-        )
+    before = read_results(out / 'sweep.json')['config'].get('parts', {})
+    names = [k for k in parts if before.get(k) != parts[k]]
+    if not (rows.call == digest(parts)).all() and not names:
+        names = ['what sweep.json does not say']
     pairs = zip(rows['index'], rows.method)
     differing = rows[[wanted.get(k, d) != d for k, d in zip(pairs, rows.digest)]]
-    if not len(differing):
-        keys = set(rows.digest)
-        return sorted({i for (i, _), key in wanted.items() if key not in keys})
-    others = [_sha256(texts[i]) for i in differing['index']] != [*differing.text_sha256]
-    if not others:
-        i, name = differing.iloc[0][_KEY]
+    has_these_texts = [_sha256(texts[i]) for i in differing['index']] == [
+        *differing.text_sha256
+    ]
+    is_of_methods = set(rows.method) != {name for _, name in wanted}
+    if is_of_methods or (len(differing) and has_these_texts):
+        names = names or ['methods, or in how a text is cut into tokens']
+    start_over = "Choose another output folder, or start over (fresh=True, --fresh)."
+    if names:
         raise ValueError(
-            f"{out.name!r} holds rows of another run: config differs in the method"
-            f" {name!r}, or in how text {i} is cut into tokens. {start_over}"
+            f"{out.name}/sweep.json holds rows of another run: config differs in"
+            f" {', '.join(names)}. {start_over}"
         )
-    raise ValueError(
-        f"{out.name!r} holds rows of other texts: {differing['index'].nunique()} of"
-        f" {rows['index'].nunique()} differ, the first is number"
-        f" {differing['index'].min()}. {start_over}"
-    )
+    if len(differing):
+        raise ValueError(
+            f"{out.name!r} holds rows of other texts: {differing['index'].nunique()} of"
+            f" {rows['index'].nunique()} differ, the first is number"
+            f" {differing['index'].min()}. {start_over}"
+        )
+    keys = set(rows.digest)
+    return sorted({i for (i, _), key in wanted.items() if key not in keys})
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000011
 @contextlib.contextmanager
