@@ -274,11 +274,6 @@ def sweep_of(text, folder, model, tokenizer, name=None):
     return folder
 
 
-def run_of(path, **config):
-    Results(path, config).add(dict(i=0))
-    return path
-
-
 def of_sentences(kind):
     folder = str(demo_base('minilm'))
     return getattr(pytest.importorskip('sentence_transformers'), kind)(folder)

@@ -194,7 +194,11 @@ def _print_comparison(maps):
     names = [f'({i})' for i in range(1, len(maps) + 1)]
     for name, a in zip(names, maps):
         line = f'{name} {summary_line(a)}'
-        if loo is not None and a is not loo and a.target == loo.target:
+        explains_the_same = loo is not None and (a.target, a.info['weights']) == (
+            loo.target,
+            loo.info['weights'],
+        )
+        if a is not loo and explains_the_same:
             line += f', r with loo {agreement(a.scores, loo.scores, ~a.is_content):.2f}'
         print(line)
     print('\t'.join([*names, 'token']))

@@ -5,26 +5,29 @@
 # %% auto #0
 __all__ = ['TEMPORARY', 'P', 'T', 'RECORDED_PACKAGES', 'whole_file', 'locked', 'write_text_atomic', 'max_mb', 'check_amount',
            'read_content', 'reading', 'safe_cell', 'undo_safe_cells', 'check_fields', 'keeps_rows_in', 'versions',
-           'function_name', 'recorded_methods', 'hub_answers']
+           'kernels', 'digest', 'sealed', 'check_seal', 'function_name', 'recorded_methods', 'hub_answers']
 
 # %% ../../nbs/lib/core_files.ipynb #00000002
 import contextlib
 import errno
 import gzip
+import hashlib
 import inspect
+import io
+import json
 import os
 import platform
 import re
 import shutil
 import stat
-import zlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from secrets import token_hex
-from types import UnionType
+from types import CodeType, FunctionType, MethodType, ModuleType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 # %% ../../nbs/lib/core_files.ipynb #00000014
@@ -34,23 +37,44 @@ TEMPORARY = 'lrp_loo'  # how the names of temporary files end
 @contextlib.contextmanager
 def whole_file(
     path: str | os.PathLike[str],  # of the file to write
+    # called just before the file is replaced; what it raises leaves the old file
+    check: Callable[[], None] = lambda: None,
     # a temporary path beside it; what is written there replaces the file when the
     # context ends without an error
 ) -> Iterator[Path]:
     "Write a file so that a reader, or a crash, sees the old content or the new."
     file = Path(os.path.realpath(path))  # a link stays; its file is written
-    tmp = file.with_name(f'.{file.name[:50]}.{token_hex(8)}.{TEMPORARY}')
+    tmp = file.with_name(f'.{file.name[:50]}.{_writer()}.{token_hex(8)}.{TEMPORARY}')
     try:
         with _writing(path, file):
             _create_beside(file, tmp)
             yield tmp
             _sync(tmp, os.O_RDWR)
+            check()
             os.replace(tmp, file)
     finally:
         with contextlib.suppress(OSError):
             tmp.unlink()
     with contextlib.suppress(OSError):  # not every system opens a folder
         _sync(file.parent, os.O_RDONLY)
+
+
+def _writer(process='{}'):
+    "Return this host and process as names of temporary files have them."
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    return f'{host}-{process.format(os.getpid())}'
+
+
+def _has_ended(process):
+    "Return True if no process of this host has this id."
+    try:
+        # on Windows, os.kill would end the process; a file left there stays
+        os.name == 'nt' or os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextlib.contextmanager
@@ -105,7 +129,8 @@ def locked(
     names: str | None = None,
 ) -> Iterator[None]:
     """Hold the lock of a path, which the system frees when a process ends or is
-    killed, and delete temporary files that killed processes left.
+    killed, and delete temporary files that killed processes of this host left. Where
+    a disk has no locks, nothing is locked.
     """
     from filelock import FileLock, Timeout
 
@@ -117,9 +142,14 @@ def locked(
             lock.acquire()
         except Timeout:
             raise OSError(errno.EAGAIN, "another run is writing there now") from None
+        except NotImplementedError:
+            pass
     try:
+        tail = rf'\.[0-9a-f]{{16}}\.{TEMPORARY}'
+        temporary = re.compile(rf'\.{names}\.{_writer("([0-9]+)")}{tail}')
         for name in os.listdir(file.parent):
-            if re.fullmatch(rf'\.{names}\.[0-9a-f]{{16}}\.{TEMPORARY}', name):
+            parts = temporary.fullmatch(name)
+            if parts and _has_ended(int(parts[1])):
                 file.with_name(name).unlink(missing_ok=True)
         yield
     finally:
@@ -131,9 +161,10 @@ def locked(
 def write_text_atomic(
     path: str | os.PathLike[str],  # of the file to write
     text: str,
+    check: Callable[[], None] = lambda: None,  # see `whole_file`
 ) -> None:
     "Write text to a file, completely or not at all."
-    with whole_file(path) as tmp:
+    with whole_file(path, check) as tmp:
         tmp.write_text(text, encoding='utf-8')
 
 # %% ../../nbs/lib/core_files.ipynb #7d20aa91
@@ -284,15 +315,221 @@ def keeps_rows_in(
 # a number may depend on their versions
 RECORDED_PACKAGES = ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy')
 RECORDED_PACKAGES += ('scipy', 'scikit-learn')
+_RECORDED_MODULES = {
+    'sklearn',
+    'builtins',
+    *RECORDED_PACKAGES,
+    *sys.stdlib_module_names,
+}
+_RECORDED_MODULES -= {'__main__'}
 
 
 def versions() -> dict:  # package → version, or None if it is not installed
     "Return the versions that a result depends on."
-    found = {'python': platform.python_version(), **dict.fromkeys(RECORDED_PACKAGES)}
-    for package in RECORDED_PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    installed = {package: _version(package) for package in RECORDED_PACKAGES}
+    return {'python': platform.python_version(), **installed}
+
+
+@cache
+def _version(package):
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+
+
+def kernels(
+    device: Any = None,  # a `torch.device`, or its name; None: the one of 'auto'
+) -> dict:
+    "Return what decides how a number is computed on this machine, by its name."
+    import torch
+
+    device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    backends, kind = torch.backends, device.type
+    names = ('flash', 'mem_efficient', 'math', 'cudnn')
+    of_cuda = [getattr(backends.cuda, f'{name}_sdp_enabled')() for name in names]
+    if kind == 'cuda':
+        of_cuda += [torch.cuda.get_device_name(device), backends.cudnn.allow_tf32]
+    return dict(
+        device=kind,
+        cpu=backends.cpu.get_cpu_capability(),
+        onednn=backends.mkldnn.is_available() and bool(backends.mkldnn.enabled),
+        environment=[os.environ.get(name) for name in ('DNNL_MAX_CPU_ISA', 'MKL_CBWR')],
+        formats=[str(torch.get_default_dtype()), torch.get_float32_matmul_precision()],
+        autocast=torch.is_autocast_enabled(kind)
+        and str(torch.get_autocast_dtype(kind)),
+        others=of_cuda,
+    )
+
+# %% ../../nbs/lib/core_files.ipynb #d19e57aa
+# what objects of transformers note beside what decides their numbers
+_NOTES = re.compile(
+    '_?name_or_path|transformers_version|architectures|(torch_)?dtype|stored_as|verbose'
+    '|generation_config|init_inputs|init_kwargs|files_loaded|.*_files?|cache'
+    '|deprecation_warnings|warnings_issued|_commit_hash|_post_init_done|_from_auto'
+    '|_is_hf_initialized|_processor_class|_in_target_context_manager|_source_cls'
+    '|_should_update_post_processor|gradient_checkpointing|_use_kernels|model_type'
+    '|_weight_conversions'
+)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def digest(
+    value: Any,  # of any kind
+    _known: dict | None = None,  # id → object and digest; each object is hashed once
+) -> str:
+    """Return a hash, 16 hexadecimal digits, of all that decides a value: of tensors
+    the numbers and their dtype, of functions the code and what it uses, of objects the
+    class and the fields.
+    """
+    known = {} if _known is None else _known
+    if id(value) in known:
+        return known[id(value)][1]
+    if isinstance(value, _PLAIN):
+        parts = [repr(value).encode('utf-8', 'backslashreplace')]
+    else:
+        known[id(value)] = value, ''  # what it holds may hold it
+        parts = _content(value)
+    kind = dict if isinstance(value, Mapping) else type(value)  # any kind of dict
+    h = hashlib.sha1(kind.__qualname__.encode(), usedforsecurity=False)
+    for part in parts:
+        is_buffer = isinstance(part, (bytes, memoryview))
+        h.update(part if is_buffer else digest(part, known).encode())
+    result = h.hexdigest()[:16]
+    if id(value) in known:
+        known[id(value)] = value, result
+    return result
+
+
+def sealed(
+    fields: dict[str, Any],  # in JSON's types
+) -> dict[str, Any]:
+    "Return the fields with a checksum of them, in the place of an earlier one."
+    fields = {k: v for k, v in fields.items() if k != 'checksum'}
+    return fields | dict(checksum=digest(json.dumps(fields, sort_keys=True)))
+
+
+def check_seal(
+    fields: dict[str, Any],  # of `sealed`; without a checksum they are not checked
+    where: str,  # what an error calls them
+) -> None:
+    "Raise ValueError if the fields are not those that their checksum was made of."
+    if 'checksum' in fields and sealed(fields) != fields:
+        raise ValueError(
+            f"{where} was changed after it was written, its checksum is of something"
+            " else; write it again with fresh=True (--fresh), or remove it"
+        )
+
+
+def _content(value):
+    "Return a list of what decides a value: buffers, and simpler values."
+    kinds = [
+        (Mapping, lambda: _of_mapping(value)),
+        (Set, lambda: [b'', *(d.encode() for d in sorted(map(digest, value)))]),
+        ((list, tuple, range), lambda: _of_items(value)),
+        (FunctionType, lambda: _of_function(value)),
+        (CodeType, lambda: [value.co_code, value.co_names, value.co_consts]),
+        (type, lambda: _of_class(value)),
+        (partial, lambda: [value.func, value.args, value.keywords]),
+        (MethodType, lambda: [value.__func__, value.__self__]),
+        ((classmethod, staticmethod), lambda: [value.__func__]),
+        (property, lambda: [value.fget]),
+        (ModuleType, lambda: [value.__name__]),
+    ]
+    for kind, content in kinds:
+        if isinstance(value, kind):
+            return content()
+    if hasattr(value, 'detach'):
+        return _of_tensor(value)
+    if hasattr(value, 'tobytes') and hasattr(value, 'dtype'):  # of NumPy
+        array = value.tolist() if value.dtype.hasobject else value.tobytes()
+        return [str(value.dtype), value.shape, array]
+    if hasattr(value, 'to_str'):  # of tokenizers; a call sets how it cuts and pads
+        settings = json.loads(value.to_str()) | dict(truncation=None, padding=None)
+        return [json.dumps(settings, sort_keys=True)]
+    return _of_object(value)
+
+
+def _of_mapping(mapping):
+    items = sorted(mapping.items(), key=lambda item: str(item[0]))
+    return [_of_items([k for k, _ in items]), _of_items([v for _, v in items])]
+
+
+def _of_items(items):
+    if all(type(v) in _PLAIN for v in items):  # such as a vocabulary
+        return [repr(list(items)).encode('utf-8', 'backslashreplace')]
+    return list(items)
+
+
+def _of_tensor(tensor):
+    import torch
+
+    tensor = tensor.detach()
+    about = [str(tensor.dtype), tuple(tensor.shape), str(tensor.layout)]
+    with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):
+        flat = tensor.cpu().contiguous().reshape(-1)
+        return [*about, memoryview(flat.view(torch.uint8).numpy())]
+    buffer = io.BytesIO()  # quantized, sparse, …
+    torch.save(tensor, buffer)
+    return [*about, buffer.getvalue()]
+
+
+def _is_recorded(value):
+    "Return True for what a package defines whose version is part of a digest."
+    package = (getattr(value, '__module__', None) or '').partition('.')[0]
+    return package in _RECORDED_MODULES
+
+
+_USED = (tuple, FunctionType, type)  # lists may be what a function writes to
+
+
+def _of_function(f):
+    "Return name, code and defaults, what it encloses, and the globals that it uses."
+    cells = []
+    for cell in f.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            cells.append(cell.cell_contents)
+    parts = [f.__module__, f.__qualname__, f.__code__, f.__defaults__, f.__kwdefaults__]
+    if _is_recorded(f):
+        return [*parts, cells]
+    codes, names = [f.__code__], []
+    for code in codes:  # and of functions inside
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+        names += code.co_names
+    values = {n: f.__globals__[n] for n in names if n in f.__globals__}
+    values = {n: v for n, v in values.items() if isinstance(v, (*_PLAIN, *_USED))}
+    return [*parts, cells, values]
+
+
+def _of_class(cls):
+    "Return names of a class and its bases, and all that they define."
+    parts = []
+    for base in cls.__mro__[:-1]:
+        kinds = (FunctionType,) if _is_recorded(base) else object
+        names = '__dict__', '__weakref__', '__module__', '__doc__', '_abc_impl'
+        items = {
+            name: v
+            for name, v in vars(base).items()
+            if isinstance(v, kinds) and name not in names
+        }
+        parts += [f'{base.__module__}.{base.__qualname__}', items]
+    return parts
+
+
+def _of_object(value):
+    "Return the class and the fields of an object."
+    fields = getattr(value, '__dict__', None)
+    if fields is None:
+        return [re.sub(' at 0x[0-9a-f]+', '', repr(value))]
+    if any(c.__module__.startswith('transformers.') for c in type(value).__mro__):
+        fields = {k: v for k, v in fields.items() if not _NOTES.fullmatch(k)}
+    # the keys of hooks are a count of all that were ever set
+    hooks = {
+        name: [*hooks_of.values()]
+        for name, hooks_of in fields.items()
+        if '_hooks' in name and isinstance(hooks_of, Mapping)
+    }
+    return [type(value), fields | hooks]
 
 # %% ../../nbs/lib/core_files.ipynb #00000021
 def function_name(
@@ -303,14 +540,9 @@ def function_name(
         return f
     qualname = getattr(f, '__qualname__', type(f).__name__)
     name = f"{getattr(f, '__module__', '')}.{qualname}"
-    code = getattr(f, '__code__', None)
-    if code is None or '<' not in qualname:
-        return name
     # two functions of one name differ in their code, or in what they enclose
-    constants = [getattr(c, 'co_code', c) for c in code.co_consts]
-    enclosed = [c.cell_contents for c in f.__closure__ or ()]
-    values = (code.co_names, constants, enclosed, f.__defaults__, f.__kwdefaults__)
-    return f'{name} ({zlib.crc32(code.co_code + repr(values).encode()):08x})'
+    has_code = '<' in qualname and hasattr(f, '__code__')
+    return f'{name} ({digest(f)[:8]})' if has_code else name
 
 
 def recorded_methods(

@@ -16,14 +16,14 @@ import torch
 
 from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, whole_number
-from ..core.files import check_fields, keeps_rows_in
+from ..core.files import digest, keeps_rows_in
 from ..core.stats import agreement, paired_difference
 from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from .faithfulness import completeness_lines, correlations_with_loo
 from .faithfulness import curve_area, faithfulness_table
 from .faithfulness import perturbation_curves, removal_units
-from .results import Results
+from .results import Results, call_parts, method_digests, text_digests
 from .verdict import FEWEST_TEXTS, is_reference, rows_with_effect
 from .verdict import verdict
 from ..inputs.call import CallInputs, group_by_target
@@ -255,15 +255,7 @@ def audit_table(
 def unique_texts(inputs: CallInputs) -> list[int]:
     "Return the index of the first of texts with equal inputs, units, target, content."
     first = {}
-    of_texts = zip(inputs.encs, inputs.units, inputs.targets, inputs.content)
-    for i, (enc, units, target, mask) in enumerate(of_texts):
-        tensors = [(k, v.shape, repr(v.flatten().tolist())) for k, v in enc.items()]
-        key = (
-            *sorted(tensors),
-            None if units is None else tuple(units.number.tolist()),
-            id(target) if callable(target) else repr(target),
-            None if mask is None else tuple(mask.tolist()),
-        )
+    for i, key in enumerate(text_digests(inputs)):
         first.setdefault(key, i)
     return list(first.values())
 
@@ -280,7 +272,7 @@ def audit(
     removal: str | Removal | None = None,  # see `compare_with_loo`
     truncation: bool = False,  # cut texts that are too long for the model
     progress: bool = True,  # show a bar
-    results: Results | None = None,  # finished rows, which are not computed again
+    results: Results | None = None,  # a row that is there for this call is not computed
     device: str | torch.device | None = None,  # where to move the model
     max_length: int | None = None,  # a lower limit than the model's own
     template: str | list[dict[str, Any]] | None = None,  # text around each text
@@ -296,7 +288,10 @@ def audit(
     options = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *options)
     results = Results(None, {}) if results is None else results
-    unique = unique_texts(inputs)
+    unique, of_texts = unique_texts(inputs), text_digests(inputs)
+    settings = dict(removal=as_removal(removal, inputs.encs[0]), chunk=chunk)
+    settings['methods'] = method_digests(methods)
+    call = call_parts(inputs.model, inputs.tokenizer, **settings)
 
     def run(batch):
         "Return the rows of some texts with one target."
@@ -314,16 +309,17 @@ def audit(
             costs=True,
         )
 
-    n_missing = len(set(unique) - results.done)
-    with progress_bar(None, progress, total=n_missing, desc='audit') as bar:
-        for _, group in group_by_target([inputs.targets[i] for i in unique]):
-            examples = [(unique[k], inputs.encs[unique[k]]) for k in group]
-            results.extend(in_batches(examples), run, bar)
+    batches = []
+    for _, group in group_by_target([inputs.targets[i] for i in unique]):
+        batches += in_batches([(unique[k], inputs.encs[unique[k]]) for k in group])
+    results.extend(
+        batches,
+        run,
+        'audit',
+        progress,
+        lambda example: digest([call, of_texts[example[0]]]),
+    )
     rows = results.rows
-    for k, row in enumerate(rows):  # also those of a file
-        where, types = f'results.rows[{k}].', dict.fromkeys(methods, dict)
-        check_fields(row.get('methods'), types, f'{where}methods.')
-        check_fields(row, dict(largest=float), where)
     names, kept = list(methods), rows_with_effect(rows)
     table = faithfulness_table(rows, names)
     table[['r_all_texts', 'r_all_texts_se']] = table[['loo_r', 'loo_r_se']]

@@ -19,10 +19,12 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, one_of, whole_number
-from ..core.files import check_fields, keeps_rows_in, recorded_methods
+from ..core.files import check_fields, check_seal, digest, keeps_rows_in
+from ..core.files import recorded_methods, sealed
 from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from .audit import compare_with_loo, unique_texts
+from .results import call_parts, method_digests, text_digests
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UnitsOf
@@ -76,6 +78,7 @@ class CalibrationText(NamedTuple):
 
     estimate: Estimate
     loo: list[float]  # exact LOO of the same tokens
+    digest: str = ''  # a hash of all that decides these numbers
 
     def ratios(self) -> list[float]:
         "Return ρ_j = |LOO_j − x_j| / s_j of the tokens that are not exact."
@@ -189,7 +192,7 @@ class Calibration(Record):
         "Return the reach for a top k; raise ValueError if there are too few texts."
         needed = [
             [reach_needed(np.abs(x.scores), x.scale, np.abs(loo), k)]
-            for x, loo in self.texts
+            for x, loo, _ in self.texts
             if len(loo) > k
         ]
         return self._finite_quantile(needed, confidence)
@@ -255,7 +258,8 @@ class Calibration(Record):
         return pd.concat(tables, ignore_index=True)
 
     def _pack(self):
-        return plain(self)
+        fields = plain(self)
+        return fields | dict(texts=[sealed(text) for text in fields['texts']])
 
     @classmethod
     def _unpack(cls, fields):
@@ -263,6 +267,7 @@ class Calibration(Record):
         values = unpack_fields(cls, fields, types)
         texts = []
         for i, text in enumerate(values['texts']):
+            check_seal(text, f'texts[{i}]')
             where = f'texts[{i}].'
             check_fields(text, dict(estimate=dict, loo=list[float]), where)
             types = get_type_hints(Estimate)
@@ -276,7 +281,7 @@ class Calibration(Record):
                     f"texts[{i}] has scores, sd and LOO of different lengths, or"
                     " indices in `exact` that are out of range"
                 )
-            texts.append(CalibrationText(x, loo))
+            texts.append(CalibrationText(x, loo, text.get('digest', '')))
         return cls(**values | dict(texts=texts))
 
     def __repr__(self) -> str:
@@ -320,7 +325,8 @@ def calibrate(
     model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
     first = unique_texts(inputs)
-    methods = {'estimate': (method, options)}
+    methods, of_texts = {'estimate': (method, options)}, text_digests(inputs)
+    call = [call_parts(model, tokenizer), method_digests(methods)]
     measured = []
     starts = range(0, len(first), batch_size)
     for start in progress_bar(starts, progress, desc='calibrate'):
@@ -329,9 +335,10 @@ def calibrate(
         encs, per_text, content = ([x[i] for i in part] for x in entries)
         arguments = (model, tokenizer, encs, methods, target, 'attention_mask')
         loos, maps = compare_with_loo(*arguments, units=per_text, content=content)
-        for a, loo in zip(maps['estimate'], loos):
+        for i, a, loo in zip(part, maps['estimate'], loos):
             exact = loo.scores[_content_indices(a)].tolist()
-            measured.append(CalibrationText(estimate_of(a), exact))
+            key = digest([call, of_texts[i]])
+            measured.append(CalibrationText(estimate_of(a), exact, key))
     if not any(t.ratios() for t in measured):
         raise ValueError(
             "no text has a token that is estimated; give longer texts, or method"

@@ -20,14 +20,14 @@ import torch
 
 from ..core.arguments import Methods, Model, Texts, Tokenizer, one_of
 from ..core.arguments import whole_number
-from ..core.files import keeps_rows_in, locked, reading, recorded_methods
-from ..core.files import whole_file
+from ..core.files import digest, keeps_rows_in, locked, reading
+from ..core.files import recorded_methods, whole_file
 from ..core.hooks import restores_state, undo_on_exit
 from ..core.tensors import resolve_device
 from ..core.tools import needs, progress_bar
 from .audit import audit_table, compare_with_loo
 from .faithfulness import correlations_with_loo
-from .results import Results
+from .results import Results, call_parts, method_digests, read_results
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
 from ..methods.table import as_methods
@@ -57,6 +57,9 @@ SCHEMA = pa.schema(
         ('r', pa.float64()),
         ('model', pa.string()),
         ('worker', pa.int64()),
+        ('call', pa.string()),  # digest of what decides all rows of the folder
+        ('digest', pa.string()),
+        ('checksum', pa.string()),
     ]
 )
 
@@ -65,6 +68,16 @@ def _sha256(text):
     "Return the hash of a text, or of a pair."
     joined = text if isinstance(text, str) else '\0'.join(text)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def _row_digest(parts, method, index, enc):
+    "Return a hash of all that decides a row, and of its place."
+    return digest([parts, method, index, dict(enc)])
+
+
+def _checksum(row):
+    "Return a hash of a row as it is read from a file, without its checksum."
+    return digest({k: v for k, v in row.items() if k not in ('checksum', 'worker')})
 
 
 def _load(model, tokenizer, name, device):
@@ -100,6 +113,12 @@ class BatchWorker:
         self.cut = (truncation, max_length)
         loaded = _load(model, tokenizer, name, device)
         self.model, self.tokenizer, self.label = loaded
+        # what decides all rows of a folder: part → digest
+        self.parts = call_parts(*loaded[:2], target=target)
+
+    def call_parts(self) -> dict[str, str]:
+        "Return `parts`, which an actor of Ray has elsewhere."
+        return self.parts
 
     def __call__(
         self,
@@ -110,6 +129,7 @@ class BatchWorker:
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments)
+        by_method = method_digests(self.methods)
         rows = [
             dict(
                 index=i,
@@ -124,22 +144,27 @@ class BatchWorker:
                 r=correlations_with_loo(a, loo)['r'],
                 model=self.label,
                 worker=os.getpid(),
+                call=digest(self.parts),
+                digest=_row_digest(self.parts, by_method[name], i, enc),
             )
-            for i, text, loo, *by_method in zip(
-                batch['index'], texts, loos, *maps.values()
+            for i, text, enc, loo, *of_text in zip(
+                batch['index'], texts, encs, loos, *maps.values()
             )
-            for name, a in zip(maps, by_method)
+            for name, a in zip(maps, of_text)
         ]
-        return pa.Table.from_pylist(rows, SCHEMA)
+        stored = pa.Table.from_pylist(rows, SCHEMA)
+        checksums = [_checksum(row) for row in stored.to_pylist()]
+        place = SCHEMA.get_field_index('checksum')
+        return stored.set_column(place, SCHEMA.field('checksum'), [checksums])
 
     def write(
         self,
         batch: dict[str, list],  # see `__call__`
         out: Path,  # the folder
     ) -> None:
-        "Compute the rows of a batch and write a file, named by its texts' indices."
+        "Compute the rows of a batch and write a file, named by their digests."
         rows = self(batch)
-        name = f"{_sha256(str(batch['index']))}.parquet"
+        name = f"{digest(rows.column('digest').to_pylist())}.parquet"
         with whole_file(out / name) as tmp:
             pq.write_table(rows, tmp, write_page_checksum=True)
 
@@ -159,25 +184,33 @@ def read_sweep(
     for path, table in tables.items():
         if table is None:
             raise ValueError(f"{path} is incomplete; run the same sweep again")
-    return _join(tables.values())
+    rows = _join(out, tables.values())
+    return rows if columns is None else rows[list(dict.fromkeys([*_KEY, *columns]))]
 
 
 _FILE = r'[0-9a-f]{16}\.parquet'  # the names of a sweep's files
 _KEY = ['index', 'method']
+_NEEDED = [*_KEY, 'digest', 'call', 'text_sha256']
 
 
-def _join(tables):
-    "Return the rows of tables, each once, by text."
+def _join(out, tables):
+    "Return the rows of tables, each once, by text; raise ValueError for two of a text."
     rows = pd.concat([table.to_pandas() for table in tables])
-    rows = rows.drop_duplicates(_KEY).sort_values('index', kind='stable')
-    return rows.reset_index(drop=True)
+    rows = rows.drop_duplicates('digest')
+    twice = rows[rows.duplicated(_KEY)]
+    if len(twice):
+        raise ValueError(
+            f"{out} holds rows of several runs, {len(twice)} of a text and a method"
+            " that has another one; start over (fresh=True, --fresh)"
+        )
+    return rows.sort_values('index', kind='stable', ignore_index=True)
 
 
 def _read_files(out, columns):
     """Return path → table of a sweep's files, None for one that is damaged. Raise an
     error for one that cannot be read, or that `sweep` did not write.
     """
-    names = columns and list(dict.fromkeys([*_KEY, *columns]))
+    names = columns and list(dict.fromkeys([*_NEEDED, *columns]))
     tables = {}
     for name in sorted(os.listdir(out) if out.is_dir() else ()):
         path = out / name
@@ -195,6 +228,13 @@ def _read_files(out, columns):
                 is_written_here = table.schema.equals(SCHEMA)
             if not is_written_here:
                 raise ValueError("choose another output folder")
+        for k, row in enumerate([] if table is None else table.to_pylist()):
+            if row['checksum'] != _checksum(row):
+                raise ValueError(
+                    f"{path}: row {k} (text {row['index']}, {row['method']}) was"
+                    " changed after it was written; delete the file, or start over"
+                    " (fresh=True, --fresh)"
+                )
         tables[path] = None if table is None else table.select(names or SCHEMA.names)
     return tables
 
@@ -212,22 +252,39 @@ def sweep_table(
     return audit_table(table, [], {}, n_copies)
 
 
-def _missing_indices(out, texts, methods, tables):
-    "Return indices of texts without a row; raise ValueError for rows of other texts."
+def _missing_indices(out, texts, wanted, parts, tables):
+    """Return indices of texts that lack a row; raise ValueError for rows that another
+    call made, or of other texts.
+    """
     if not tables:
         return list(range(len(texts)))
-    rows = _join(tables)
-    stored = rows[rows['index'] < len(texts)].drop_duplicates('index')
-    pairs = zip(stored['index'], stored.text_sha256)
-    differing = [i for i, sha256 in pairs if sha256 != _sha256(texts[i])]
-    if differing:
+    rows = _join(out, tables)
+    before = read_results(out / 'sweep.json')['config'].get('parts', {})
+    names = [k for k in parts if before.get(k) != parts[k]]
+    if not (rows.call == digest(parts)).all() and not names:
+        names = ['what sweep.json does not say']
+    pairs = zip(rows['index'], rows.method)
+    differing = rows[[wanted.get(k, d) != d for k, d in zip(pairs, rows.digest)]]
+    has_these_texts = [_sha256(texts[i]) for i in differing['index']] == [
+        *differing.text_sha256
+    ]
+    is_of_methods = set(rows.method) != {name for _, name in wanted}
+    if is_of_methods or (len(differing) and has_these_texts):
+        names = names or ['methods, or in how a text is cut into tokens']
+    start_over = "Choose another output folder, or start over (fresh=True, --fresh)."
+    if names:
         raise ValueError(
-            f"{out.name!r} holds rows of other texts: {len(differing)} of"
-            f" {rows['index'].nunique()} differ, the first is number {differing[0]}."
-            " Choose another output folder, or start over (fresh=True, --fresh)."
+            f"{out.name}/sweep.json holds rows of another run: config differs in"
+            f" {', '.join(names)}. {start_over}"
         )
-    done = rows.groupby('index').method.agg(set)
-    return [i for i in range(len(texts)) if not set(methods) <= done.get(i, set())]
+    if len(differing):
+        raise ValueError(
+            f"{out.name!r} holds rows of other texts: {differing['index'].nunique()} of"
+            f" {rows['index'].nunique()} differ, the first is number"
+            f" {differing['index'].min()}. {start_over}"
+        )
+    keys = set(rows.digest)
+    return sorted({i for (i, _), key in wanted.items() if key not in keys})
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000011
 @contextlib.contextmanager
@@ -279,8 +336,11 @@ def _resources(ray, device, workers):
     return 'cuda' if on_gpu else 'cpu', workers
 
 
-def _compute_by_ray(batches, out, options, progress, workers):
-    "Compute batches by Ray's actors; the batch of an actor that died is repeated."
+@contextlib.contextmanager
+def _ray_workers(options, workers, out, progress):
+    """Yield the digests of `call_parts` and a function that computes batches by Ray's
+    actors; the batch of an actor that died is repeated.
+    """
     with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
         device, workers = _resources(ray, options['device'], workers)
         options = options | dict(device=device)
@@ -289,9 +349,20 @@ def _compute_by_ray(batches, out, options, progress, workers):
         repeated = dict(max_restarts=-1, max_task_retries=-1)
         actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
         actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
+        first, *others = ray.get([a.call_parts.remote() for a in actors])
+        names = [k for k in first for other in others if first[k] != other[k]]
+        if names:
+            raise ValueError(
+                f"the workers differ in {', '.join(dict.fromkeys(names))}, so their"
+                " rows may not be mixed; use machines of one kind"
+            )
         pool = ray.util.ActorPool(actors)
-        done = pool.map_unordered(lambda w, batch: w.write.remote(batch, out), batches)
-        list(progress_bar(done, progress, total=len(batches), desc='sweep'))
+
+        def run(batches):
+            done = pool.map_unordered(lambda w, b: w.write.remote(b, out), batches)
+            list(progress_bar(done, progress, total=len(batches), desc='sweep'))
+
+        yield first, run
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
 def _check_run(texts, is_loaded, batch_size, engine, workers, out):
@@ -369,37 +440,54 @@ def sweep(
             " or None for each text's predicted class"
         )
     common = dict(target=index, truncation=truncation, max_length=max_length)
-    config = dict(  # what all rows of a folder have in common
-        experiment='sweep',
-        model=describe_model(inputs.model, label),
-        methods=recorded_methods(methods),
-        **common,
-    )
-    with locked(out / 'sweep', wait=False, names=_FILE):
-        tables = _read_files(out, ['text_sha256'])
+    options = common | dict(method=methods, device=device)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(out / 'sweep', wait=False, names=_FILE))
+        if engine == 'plain':
+            of_model = dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
+            worker = BatchWorker(**options | of_model)
+            parts = worker.parts
+
+            def run(batches):
+                for batch in progress_bar(batches, progress, desc='sweep'):
+                    worker.write(batch, out)
+
+        else:
+            workers_of = options | dict(model=model, name=name), workers, out, progress
+            parts, run = stack.enter_context(_ray_workers(*workers_of))
+        wanted = {
+            (i, name): _row_digest(parts, method, i, enc)
+            for i, enc in enumerate(inputs.encs)
+            for name, method in method_digests(methods).items()
+        }
+        tables = _read_files(out, _KEY)
         finished = [] if fresh else [t for t in tables.values() if t is not None]
-        # the config may change until a row is finished
+        missing = _missing_indices(out, texts, wanted, parts, finished)
+        config = dict(
+            experiment='sweep',
+            model=describe_model(inputs.model, label),
+            methods=recorded_methods(methods),
+            parts=parts,
+            **common,
+        )
         record = Results(out / 'sweep.json', config, not finished)
-        missing = _missing_indices(out, texts, methods, finished)
         for path, table in tables.items():
             if fresh or table is None:
-                path.unlink()
+                path.unlink(missing_ok=True)
         lengths = [enc['input_ids'].shape[1] for enc in inputs.encs]
         missing.sort(key=lambda i: -lengths[i])  # the longest texts first
         starts = range(0, len(missing), batch_size)
-        parts = [missing[start : start + batch_size] for start in starts]
-        batches = [dict(index=part, text=[texts[i] for i in part]) for part in parts]
+        batches = [missing[start : start + batch_size] for start in starts]
         record.save()
-        options = common | dict(method=methods, device=device)
-        if batches and engine == 'plain':
-            options |= dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
-            worker = BatchWorker(**options)
-            for batch in progress_bar(batches, progress, desc='sweep'):
-                worker.write(batch, out)
-        elif batches:
-            options |= dict(model=model, name=name)
-            _compute_by_ray(batches, out, options, progress, workers)
-        table = sweep_table(read_sweep(out, ['r', 'text_sha256', 'target']))
+        run([dict(index=part, text=[texts[i] for i in part]) for part in batches])
+        rows = read_sweep(out, ['r', 'text_sha256', 'target', 'digest'])
+        rows = rows[rows.digest.isin(wanted.values())]
+        if len(rows) < len(wanted):
+            raise RuntimeError(
+                f"{len(wanted) - len(rows)} rows are of other token ids than this"
+                " process has for these texts; give the workers the same tokenizer"
+            )
+        table = sweep_table(rows)
         table = table.loc[list(methods)]
         summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
         record.summary = summary | dict(data=data)

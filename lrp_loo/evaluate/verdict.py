@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import OneMethod
+from .results import check_method_rows
 from ..methods.table import as_method
 from ..records.base import Record, in_lines, plain, unpack_fields
 from ..records.display import LEAST_EFFECT
@@ -131,6 +132,7 @@ def verdict(
             "a verdict needs a row per text, and this table holds no verdict of"
             " `audit`; take verdict(results.rows) of audit(..., results=results)"
         )
+    check_method_rows(rows)
     candidates = [m for m in rows[0]['methods'] if m != 'loo']
     if not candidates:
         raise ValueError("a verdict needs a method besides loo")

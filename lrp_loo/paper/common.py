@@ -23,7 +23,7 @@ from ..core.arguments import one_of
 from ..core.stats import mean_se, paired_difference
 from ..inputs.targets import Target
 from ..inputs.units import PLACEHOLDER, content_tokens, fill_template
-from ..core.tools import needs, progress_bar
+from ..core.tools import needs
 from ..data import load_split, resolve_source, source_label
 from ..models.encoding import encode, max_tokens
 from ..evaluate.results import Results, read_results, stored_path
@@ -113,11 +113,7 @@ def add_batches(
     progress: bool = True,  # show a bar
 ) -> Results:
     "Compute and add the missing rows, batch by batch, then the summary."
-    done = results.done
-    is_done = [i in done for batch in batches for i, *_ in batch]
-    bar_options = dict(total=len(is_done), initial=sum(is_done), desc=desc)
-    with progress_bar(None, progress, **bar_options) as bar:
-        results.extend(batches, rows_of, bar)
+    results.extend(batches, rows_of, desc, progress)
     if summarise is not None:
         results.summary = summarise(results.rows)
         results.save()

@@ -21,8 +21,9 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from ..core.files import check_fields, read_content, reading, safe_cell
-from ..core.files import versions, whole_file, write_text_atomic
+from ..core.files import check_fields, check_seal, read_content, reading
+from ..core.files import safe_cell, sealed, versions, whole_file
+from ..core.files import write_text_atomic
 from ..core.tools import needs, printable
 from .html import render
 
@@ -202,7 +203,7 @@ class Record:
         else:
             content = dict(format=FORMAT, lrp_loo=versions()['lrp_loo'])
             content['record'] = pack_value(self)
-            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(sealed(content), ensure_ascii=False, allow_nan=False)
             write_text_atomic(path, text + '\n')
 
     def _body(self):
@@ -261,7 +262,9 @@ def load(
             raise ValueError(f"it holds a {type(content).__name__}, and no record")
         if content.get('format') == FORMAT:
             check_fields(content['record'], {'__record__': str}, 'record.')
-            return unpack_value(content['record'])
+            record = unpack_value(content['record'])
+            check_seal(content, 'it')
+            return record
     raise ValueError(
         f"{path.name} holds no {FORMAT!r}, but {content.get('format')!r}; a file of"
         " an earlier version is read by the version that wrote it"

@@ -132,7 +132,7 @@ def attribution_html(a: Any) -> str:
 # %% ../../nbs/lib/records_html.ipynb #0000001f
 def _r_with_loo(a, loo):
     "Return 'r with loo +0.91', or '' without LOO of the same target and model."
-    models = {m.made_by for m in (a, loo) if m is not None and m.made_by}
+    models = {m.info['weights'] for m in (a, loo) if m is not None and m.made_by}
     if loo is None or a is loo or a.target != loo.target or len(models) > 1:
         return ''
     r = agreement(a.scores, loo.scores, ~a.is_content)
@@ -142,7 +142,7 @@ def _r_with_loo(a, loo):
 
 def _several(maps, loo=None, top=None, note=''):
     "Return HTML with a row per map; `top` is the common scale, if there is one."
-    has_several_models = len({a.made_by for a in maps}) > 1
+    has_several_models = len({a.info.get('weights') for a in maps}) > 1
     rows = [
         dict(
             a=a,

@@ -116,7 +116,9 @@ def compare_summaries(
             )
     methods, models = (first.method, second.method), (first.model, second.model)
     different = [names for names in (methods, models) if names[0] != names[1]]
-    names = (*different, ('first', 'second'))[0]
+    if first.weights != second.weights:
+        different.append([f'{s.model} {s.weights}' for s in (first, second)])
+    names = tuple((*different, ('first', 'second'))[0])
     rows = _join_occurrences(first, second)
     shared = rows[rows['class'] == rows.other_class]
     if not len(shared):

@@ -11,7 +11,7 @@ import re
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import one_of, whole_number
-from ..core.files import keeps_rows_in
+from ..core.files import digest, keeps_rows_in
 from ..core.tensors import copies_note
 from ..core.tools import needs, printable, progress_bar
 from ..inputs.call import CallInputs
@@ -115,7 +115,8 @@ def _check_maps(maps, units):
             )
     values = dict(  # all maps must have the same
         methods=[a.called for a in maps],
-        models=[a.made_by for a in maps if a.made_by],
+        # a model is its weights, whatever its name
+        models=list({a.info['weights']: a.made_by for a in maps if a.made_by}.values()),
         numbers=[a.number_called for a in maps],
         # of a question: 'start' or 'end'
         answers=[str(a.info.get('answer')) for a in maps],
@@ -133,17 +134,29 @@ def _group_names(maps, by_class):
     explained = [str(a.label or f'target {a.target}') for a in maps]
     if by_class is True:
         return explained
+    groups = _as_groups(by_class, len(maps))
     if len(names := dict.fromkeys(explained)) > 1:
         raise ValueError(
             f"effects on different classes ({', '.join(list(names)[:4])}) cannot be"
             " averaged; take by_class=True, or explain all texts with the same"
             f" target, such as target={maps[0].target!r}"
         )
-    groups = [str(group) for group in as_texts(by_class)]
-    if len(groups) != len(maps):
+    return explained if groups is False else list(map(str, groups))
+
+
+def _as_groups(by_class, n_texts):
+    "Return True, False (one group) or the group of each text; raise for all else."
+    if isinstance(by_class, bool):
+        return by_class
+    if isinstance(by_class, (str, dict)) or not isinstance(by_class, Iterable):
+        raise TypeError(
+            f"by_class={by_class!r} is not accepted; take True, False for one group of"
+            " all texts, or a list with the group of each text"
+        )
+    if len(groups := list(by_class)) != n_texts:
         raise ValueError(
             f"by_class must have a group per text, got {len(groups)} for"
-            f" {len(maps)} texts"
+            f" {n_texts} texts"
         )
     return groups
 
@@ -255,6 +268,9 @@ class Summary(Record):
     number: str = 'logit'  # name of the explained number
     model: str = ''  # its name, if stored in the maps
     copies: int = 0  # texts that are copies of another one
+    weights: str = ''  # of the model's digest, if stored in the maps
+    # per text, a hash of what its map says of text, target, method and model
+    digests: list[str] = field(default_factory=list)
 
     def __post_init__(self):
         self._table = word_table(self.occurrences, self.min_count)
@@ -395,7 +411,7 @@ def summarize(
     units: str = 'word',
     # True: a text counts for the class that is explained (by default the predicted
     # one); or a group for each text, such as its true label, if all texts explain
-    # the same class
+    # the same class; False: one group for all of them
     by_class: bool | Sequence[Any] = True,
     # a word is listed if at least this many texts of a class contain it
     min_count: int = 5,
@@ -425,7 +441,16 @@ def summarize(
         maps[0].number_called,
         maps[0].info.get('model', ''),
         len(maps) - len(distinct),
+        maps[0].info.get('weights', ''),
+        list(map(_digest, maps)),
     )
+
+
+def _digest(a):
+    "Return a hash of what decides a map, of all that it records."
+    measured = ('seconds', 'model', 'low', 'high', 'confidence')
+    info = {k: v for k, v in a.info.items() if k not in measured}
+    return digest([a.method, a.target, a.tokens, a.is_content, info])
 
 
 @keeps_rows_in()
@@ -447,6 +472,7 @@ def summarize_texts(
 ) -> Summary:
     "Explain texts with a model and return the `Summary` of their words."
     texts = as_texts(texts)
+    by_class = _as_groups(by_class, len(texts))
     one_of('units', units, SUMMARY_UNITS)
     whole_number('min_count', min_count)
     if isinstance(target, list) or 'among' in options:

@@ -56,7 +56,6 @@ from small_models import (
     text_families,
 )
 from torch.overrides import TorchFunctionMode
-from tqdm.auto import tqdm
 from with_images import WITH_IMAGES
 
 import lrp_loo
@@ -835,8 +834,7 @@ def run(path, fresh=False, families=None, settings=SETTINGS):
         (job,) = batch
         return [row_of(job.family, job.task, job.setting)]
 
-    with tqdm(total=len(todo), initial=len(results.done), desc='every family') as bar:
-        results.extend([[job] for job in todo], rows_of, bar)
+    results.extend([[job] for job in todo], rows_of, 'every family', True)
     results.summary = summary(results.rows)
     results.save()
     return results

@@ -82,7 +82,7 @@ def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, monkeypa
 def test_rows_of_another_version_are_named_with_the_remedy(beyond, tmp_path, capsys):
     content = beyond_rows(beyond, 'decoder')
     for row in content['rows']:
-        del row['methods']['attn_lrp']
+        del row['methods']['attn_lrp'], row['checksum']
     (tmp_path / 'decoder.json').write_text(json.dumps(content))
     paper.draw_figures(run.studies(), tmp_path / 'figures', tmp_path)
     message = capsys.readouterr().err
@@ -95,7 +95,11 @@ def test_images_of_a_folder_are_explained(folder, tmp_path):
 
 
 def test_rows_of_another_limit_are_not_mixed(beyond):
-    assert 'limit' in reproduce(beyond, 'vit', '--limit', 3)
+    assert not reproduce(beyond, 'vit', '--limit', 3)
+    stored = beyond_rows(beyond, 'vit')
+    assert (len(stored['rows']), len(stored['others'])) == (3, 2)
+    assert not reproduce(beyond, 'vit', '--limit', 2)
+    assert len(beyond_rows(beyond, 'vit')['rows']) == 2
 
 
 @pytest.mark.parametrize('demo_name', ['sst2', 'reviews-sst2'])
