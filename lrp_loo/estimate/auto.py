@@ -111,17 +111,17 @@ def begin_estimates(
     content: list[torch.Tensor | None],  # (T,) bool: tokens that may become exact
     exact_passes: list[float],
 ) -> tuple[list[PartialEstimate], StoredText | None]:
-    """Return the estimate of each text that one gradient pass gives, and the keys and
-    values of a decoder, which that pass computed.
-    """
+    "Return each text's estimate of one gradient pass, and the states it computed."
     terms, posteriors = closed_forms(model, tokenizer, encs, target, units, content)
-    has_states = 'input_ids' in encs[0] and is_causal(model)
-    stored = terms.stored if has_states and terms.stored.is_complete else None
+    causal, stored = 'input_ids' in encs[0] and is_causal(model), terms.stored
+    if not (stored.is_complete if causal else stored.inputs):
+        stored = None
     estimates = []
     for i, (enc, posterior) in enumerate(zip(encs, posteriors)):
         members = unit_members(model, enc, units[i])
         cost = torch.ones(len(members))
-        read = stored and rows_read(model, enc, posterior.whole.readout)
+        is_cheaper = causal and stored is not None
+        read = rows_read(model, enc, posterior.whole.readout) if is_cheaper else None
         if read is not None:
             cost = changed_rows(~members, read, True).sum(1) / members.shape[1]
         arguments = (members.to(posterior.loo.device), exact_passes[i], cost)

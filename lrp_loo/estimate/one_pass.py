@@ -21,9 +21,9 @@ from ..inputs.scores import GeneratedReadout, as_readout, read_row_only
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..core.tensors import check_tokens_alone
-from ..core.hooks import restores_state
+from ..core.hooks import forward_hooks, restores_state
 from ..loo.removals import key_weights, n_patches
-from ..loo.states import StoredText, why_no_states
+from ..loo.states import StoredText, input_hooks, why_no_states
 from ..lrp import lrp_rules
 from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
@@ -412,12 +412,13 @@ def removal_pass(
     if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'removal')
     with gradients_enabled(model, [batch]) as (batch,):
-        one_pass = _Pass(model, batch, units, weights)
+        one_pass, inputs = _Pass(model, batch, units, weights), []
         with (
             read_row_only(model, target),
+            forward_hooks(input_hooks(model, inputs) if 'input_ids' in batch else []),
             watch_embeddings(model) as one_pass.embeddings,
         ):
             values, readout = one_pass.run(target)
     terms, squares = one_pass.terms().unbind(-1)
-    stored = StoredText(model, batch, one_pass.states)
+    stored = StoredText(model, batch, one_pass.states, inputs[:1])
     return RemovalTerms(terms, values.detach(), readout, squares.sqrt(), stored)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PER_TOKEN', 'ROWS_ON_CPU', 'ROWS_OF_A_PASS', 'is_causal', 'why_no_states', 'states_differ', 'rows_read',
-           'changed_rows', 'rows_in_pass', 'similar_sizes', 'StoredText']
+           'changed_rows', 'input_hooks', 'rows_in_pass', 'similar_sizes', 'StoredText']
 
 # %% ../../nbs/lib/loo_states.ipynb #40988315
 import contextlib
@@ -274,15 +274,20 @@ class _InputReached(Exception):
     "Ends a forward pass of which the first layer's input alone is needed."
 
 
-def _stored_input(model, inputs, ends=False):
-    "Return a hook that adds what enters the first layer to a list."
+def input_hooks(
+    model: torch.nn.Module,
+    inputs: list,  # what enters the first layer, (n_texts, T, d), is added to it
+    ends: bool = False,  # end the forward pass there
+) -> list:  # see `forward_hooks`; none for a model without layers
+    "Return a hook that stores what enters the first layer."
 
     def store(layer, args, kwargs):
-        inputs.append(args[0] if args else kwargs['hidden_states'])
+        x = args[0] if args else kwargs['hidden_states']
+        inputs.append(x.detach())
         if ends:
             raise _InputReached
 
-    return [(layers_of(model).modules[0], store, None)]
+    return [(layer, store, None) for layer in layers_of(model).modules[:1]]
 
 
 ROWS_ON_CPU = 1024  # rows in a forward pass: more overflow the processor's cache
@@ -341,8 +346,8 @@ class StoredText:
         "Return the text, and the model's output for it."
         if not is_causal(model):
             inputs = []
-            hooks = _stored_input(model, inputs) if layers_of(model).modules else []
-            with _recorded_projections(model) as states, forward_hooks(hooks):
+            hooks = forward_hooks(input_hooks(model, inputs))
+            with _recorded_projections(model) as states, hooks:
                 output = forward(model, enc)
             return cls(model, enc, states, inputs), output
         output = forward(model, enc | dict(use_cache=True))
@@ -359,7 +364,9 @@ class StoredText:
         n = int(mask[indices].sum(1).max())
         enc = {k: v[indices, :n] for k, v in self.enc.items()}
         states = [(k[indices, :, :n], v[indices, :, :n]) for k, v in self.states]
-        return StoredText(self.model, enc, states)
+        return StoredText(
+            self.model, enc, states, [x[indices, :n] for x in self.inputs]
+        )
 
     @cached_property
     def first_products(self) -> list[torch.Tensor]:
@@ -367,7 +374,7 @@ class StoredText:
         model, family = self.model, family_of(self.model)
         attention = layers_of(model).modules[0].get_submodule(family.attention)
         if not self.inputs:
-            stop = _stored_input(model, self.inputs, ends=True)
+            stop = input_hooks(model, self.inputs, ends=True)
             with contextlib.suppress(_InputReached), hooks_suspended():
                 with forward_hooks(stop):
                     forward(model, self.enc)

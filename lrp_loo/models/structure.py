@@ -373,11 +373,11 @@ def family_of(
     "Return the entry of FAMILIES whose paths all of the model's layers have."
 
     def has_paths(layer, family):
-        attention = dict(layer.named_modules()).get(family.attention)
-        names = {*family.projections, *filter(None, [family.output])}
-        return (
-            attention is not None and names <= dict(attention.named_children()).keys()
-        )
+        inside = [*family.projections, *filter(None, [family.output])]
+        paths = [f'{family.attention}.{name}' for name in inside]
+        with contextlib.suppress(AttributeError):
+            return all(map(layer.get_submodule, [*paths, *family.row_wise]))
+        return False
 
     layers = layers_of(model).modules
     for family in FAMILIES if layers else ():
