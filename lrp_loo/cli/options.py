@@ -6,16 +6,15 @@
 __all__ = ['NAMES', 'PASSES', 'TARGET', 'TEMPLATE', 'DEMO', 'DATA', 'COLUMN', 'LIMIT', 'SEED', 'FRESH', 'OUT', 'Text', 'Method',
            'Methods', 'Passes', 'Target', 'Units', 'Template', 'Truncation', 'SHARED', 'OF_TEXT', 'OF_TEXTS',
            'parse_methods', 'parse_method', 'parse_template', 'with_options', 'load_model', 'resolve_target',
-           'passes_option', 'read_text', 'read_texts', 'describe_texts', 'check_folder', 'check_output', 'write_output',
-           'print_json', 'print_lines', 'print_table', 'report_rows']
+           'passes_option', 'read_stdin', 'read_texts', 'describe_texts', 'check_folder', 'check_output',
+           'write_output', 'print_json', 'print_lines', 'print_table']
 
 # %% ../../nbs/lib/cli_options.ipynb #02a04fa1
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from json import dumps
@@ -116,9 +115,12 @@ OF_TEXTS = 'model name data column split limit seed json out'  # of one on a dat
 
 def with_options(
     names: str,  # of SHARED
+    suffixes: Collection[str] = ('.json', '.csv', '.html'),  # of --out
     **defaults: Any,  # other defaults than those of SHARED
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    "Add shared options to a command, whose first argument has them as attributes."
+    """Add shared options to a command, whose first argument has them as attributes.
+    Before it runs, check what it writes, and read - from standard input.
+    """
 
     def decorate(run):
         _, *parameters = signature(run).parameters.values()
@@ -130,7 +132,17 @@ def with_options(
         @wraps(run)
         def command(**values):
             shared = {name: values.pop(name) for name in names.split()}
-            run(SimpleNamespace(**shared), **values)
+            check_output(shared.get('html'), shared.get('out'), suffixes)
+            for name in ('text', 'prompt'):
+                if values.get(name) == '-':
+                    values[name] = read_stdin()
+            try:
+                run(SimpleNamespace(**shared), **values)
+            except KeyboardInterrupt as e:  # `keeps_rows_in` says where rows are
+                rows = str(e).partition('; ')[2].replace('results=', '--out FILE.json')
+                rows = rows.replace('same call', 'same command without --fresh')
+                print(printable(f'{rows}; ' if rows else ''), end='', file=sys.stderr)
+                raise
 
         command.__signature__ = Signature(parameters)
         return command
@@ -184,10 +196,8 @@ def passes_option(
     return dict(passes=passes or None)
 
 
-def read_text(text: str) -> str:
-    "Return a text, or standard input for -, which must be text, and not too much."
-    if text != '-':
-        return text
+def read_stdin() -> str:
+    "Return standard input, which must be text, and not too much."
     from lrp_loo.core.files import check_amount, max_mb
 
     try:
@@ -215,7 +225,7 @@ def read_texts(
         return sources.read_texts(shared.data, data_set, **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'standard input.txt')
-        path.write_text(read_text('-'), encoding='utf-8')
+        path.write_text(read_stdin(), encoding='utf-8')
         return sources.read_texts(path, data_set, **options)
 
 
@@ -247,7 +257,7 @@ def check_folder(
 def check_output(
     html: str | None,  # --html
     out: str | None,  # --out
-    suffixes: Collection[str] = ('.json', '.csv', '.html'),  # of --out
+    suffixes: Collection[str],  # of --out
 ) -> None:
     "Raise an error if a file cannot be written, before anything is computed."
     for option, path, endings in (('html', html, ['.html']), ('out', out, suffixes)):
@@ -308,20 +318,3 @@ def print_table(table: 'pd.DataFrame') -> None:
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     print(table_text(table, width, len(table)))
-
-
-@contextlib.contextmanager
-def report_rows(
-    out: str | os.PathLike | None,  # where rows are written as they finish
-) -> Iterator[None]:
-    "Report on stderr where finished rows are when the context is interrupted."
-    try:
-        yield
-    except KeyboardInterrupt:
-        finished = (
-            f'finished rows are in {out}; the same command without --fresh goes on'
-            if out
-            else 'nothing is kept (--out FILE.json keeps each row as it finishes)'
-        )
-        print(f'\n{printable(finished)};', end=' ', file=sys.stderr)
-        raise

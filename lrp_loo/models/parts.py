@@ -44,6 +44,12 @@ class Parts:
         return ['+'.join(map(str, group)) for group in self.groups]
 
     @property
+    def layers(self) -> list[set[int]]:
+        "Return the indices of each group's layers."
+        switches = self.places.switches
+        return [{switches(name)[0][0] for name in group} for group in self.groups]
+
+    @property
     def is_special(self) -> torch.Tensor:
         "Return a boolean (n,) tensor, all False."
         return torch.zeros(len(self), dtype=torch.bool)
@@ -80,13 +86,6 @@ class PartLocations:
             f" '{len(self.layers) - 1}', in each heads such as '0.0' to"
             f" '0.{self.n_heads - 1}' and a feed-forward block such as '0.ff'"
         )
-
-    def all_of(self, kind: str) -> Parts:
-        "Return all parts of a kind (one of KINDS), each in its own group."
-        heads = [f'.{head}' for head in range(self.n_heads)]
-        in_layer = dict(head=heads, feed_forward=['.ff'], layer=[''])[kind]
-        layers = range(len(self.layers))
-        return Parts([[f'{i}{part}'] for i in layers for part in in_layer], self)
 
 
 def _linear_sizes(module):
@@ -175,12 +174,14 @@ def resolve_parts(
     if not is_parts(units):
         return None
     locations = locate_parts(model, {k: v[:1] for k, v in encs[0].items()})
-    if isinstance(units, str):
-        return locations.all_of(units)
-    for group in units.groups:
-        for name in group:
-            locations.switches(name)
-    return Parts(units.groups, locations)
+    if isinstance(units, str):  # all parts of a kind, each in its own group
+        heads = [f'.{head}' for head in range(locations.n_heads)]
+        in_layer = dict(head=heads, feed_forward=['.ff'], layer=[''])[units]
+        layers = range(len(locations.layers))
+        return Parts([[f'{i}{part}'] for i in layers for part in in_layer], locations)
+    parts = Parts(units.groups, locations)
+    parts.layers  # raises ValueError for a part that the model does not have
+    return parts
 
 # %% ../../nbs/lib/models_parts.ipynb #00000008
 @contextlib.contextmanager

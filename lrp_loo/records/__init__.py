@@ -9,7 +9,7 @@ __all__ = ['LONGEST_OPTION', 'SHORT_TEXT', 'STRONGEST', 'SIGNS', 'SHOWN', 'PRINT
 # %% ../../nbs/lib/records.ipynb #00000002
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsIndex, overload
 
@@ -60,7 +60,7 @@ _INFO_TYPES |= dict(options=dict, exact=list[int], seconds=float, predicted=str)
 
 
 @dataclass(eq=False)
-class Attribution(Record):
+class Attribution(Record, Sequence[ScoredToken]):
     "One explanation: a signed score for each token of one text."
 
     # n_tokens strings, special tokens included; words, sentences or spans if
@@ -129,9 +129,6 @@ class Attribution(Record):
         k = range(len(self))[i]
         flags = bool(self.is_special[k]), bool(self.is_content[k])
         return ScoredToken(k, self.tokens[k], float(self.scores[k]), *flags)
-
-    def __iter__(self) -> Iterator[ScoredToken]:
-        return map(self.__getitem__, range(len(self)))
 
     def top(
         self,
@@ -343,12 +340,10 @@ def _text_and_label(a):
 
 def _numbered_frame(records, column, more_columns=lambda record: {}):
     "Join the tables of records; the first column holds each record's index."
-    frames = []
-    for i, record in enumerate(records):
-        frame = record.to_frame()
-        for k, (name, value) in enumerate(({column: i} | more_columns(record)).items()):
-            frame.insert(k, name, value)
-        frames.append(frame)
+    frames = [
+        pd.DataFrame({column: i} | more_columns(record) | dict(record.to_frame()))
+        for i, record in enumerate(records)
+    ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -424,7 +419,7 @@ class Attributions(Record, list[Attribution]):
 
 
 @dataclass(eq=False, repr=False)
-class Comparison(Record):
+class Comparison(Record, Sequence[Attribution]):
     "Explanations of one text by several methods (or for several targets)."
 
     maps: list[Attribution]  # with the same tokens
@@ -449,9 +444,6 @@ class Comparison(Record):
 
     def __len__(self) -> int:
         return len(self.maps)
-
-    def __iter__(self) -> Iterator[Attribution]:
-        return iter(self.maps)
 
     def __getitem__(self, i: int) -> Attribution:
         return self.maps[i]
@@ -492,7 +484,7 @@ MOST_STEPS = 24  # generated tokens that `repr` prints
 
 
 @dataclass(eq=False)
-class Generation(Record):
+class Generation(Record, Sequence[Attribution]):
     "A prompt and its continuation: every generated token is explained."
 
     # an `Attribution` per generated token, in order: it scores all tokens before the
@@ -512,9 +504,6 @@ class Generation(Record):
 
     def __len__(self) -> int:
         return len(self.steps)
-
-    def __iter__(self) -> Iterator[Attribution]:
-        return iter(self.steps)
 
     def __getitem__(self, i):
         return self.steps[i]

@@ -310,7 +310,7 @@ def table_text(
     return '\n'.join(lines + note)
 
 
-class Table(Record, pd.DataFrame):  # type: ignore[misc]
+class Table(pd.DataFrame, Record):  # type: ignore[misc]
     "A pandas table that shows, writes and reads itself like every result."
 
     @property
@@ -330,10 +330,6 @@ class Table(Record, pd.DataFrame):  # type: ignore[misc]
     def to_frame(self) -> pd.DataFrame:
         "Return the plain table."
         return pd.DataFrame(self.copy())
-
-    def to_dict(self, *args: Any, **kwargs: Any) -> Any:
-        "Return pandas' dictionary: column → row → number (see `DataFrame.to_dict`)."
-        return pd.DataFrame.to_dict(self, *args, **kwargs)
 
     def to_csv(self, *args: Any, **kwargs: Any) -> Any:
         "Write pandas' CSV (see `DataFrame.to_csv`), of which a spreadsheet runs no cell."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['N_LISTED', 'TEXT_FLAGS', 'N_CAUSES', 'MAX_PAIRS', 'templates', 'render', 'token_views', 'axis_position',
-           'attribution_html', 'compared_html', 'texts_html', 'generation_html', 'pairs_html']
+           'attribution_html', 'r_with_loo', 'compared_html', 'texts_html', 'generation_html', 'pairs_html']
 
 # %% ../../nbs/lib/records_html.ipynb #00000002
 import math
@@ -130,7 +130,10 @@ def attribution_html(a: Any) -> str:
     return render('attribution', a, rows, position)
 
 # %% ../../nbs/lib/records_html.ipynb #0000001f
-def _r_with_loo(a, loo):
+def r_with_loo(
+    a: Any,  # an `Attribution`
+    loo: Any,  # that of LOO for the same text, or None
+) -> str:
     "Return 'r with loo +0.91', or '' without LOO of the same target and model."
     models = {m.info['weights'] for m in (a, loo) if m is not None and m.made_by}
     if loo is None or a is loo or a.target != loo.target or len(models) > 1:
@@ -146,7 +149,7 @@ def _several(maps, loo=None, top=None, note=''):
     rows = [
         dict(
             a=a,
-            agreement=_r_with_loo(a, loo),
+            agreement=r_with_loo(a, loo),
             tokens=token_views(a, top),
             model=(a.made_by or 'unknown model') if has_several_models else '',
         )
