@@ -262,7 +262,7 @@ def test_refine_goes_on_with_a_model_that_is_set_back(demo):
     (a,) = explain(model, tokenizer, LONG[1], passes=4)
     hook = model.base_model.register_forward_hook(lambda *x: None)
     model.train()
-    with pytest.raises(ValueError, match='training, hooks'):
+    with pytest.raises(ValueError, match='training mode, hooks'):
         refine(a, 4)
     hook.remove()
     model.eval()

@@ -52,7 +52,7 @@ def log_odds(
     "Return the log-odds of the explained answer; 0 if the number is not an answer's."
     if callable(readout.target):
         return 0.0
-    if len(readout.index) == 1:  # else the difference of two logits
+    if readout.index.shape[1] == 1:  # else the difference of two logits
         p = readout.probability(0, value)
         p = 0.5 if p is None else min(max(p, 1e-6), 1 - 1e-6)
         value = math.log(p / (1 - p))

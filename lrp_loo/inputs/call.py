@@ -22,7 +22,7 @@ from .units import encoding_units, spans_among, text_units, token_spans
 from ..models.call import check_model
 from ..models.encoding import MEDIA_INPUTS, as_texts, check_text, encode
 from ..models.encoding import is_encoding, max_tokens
-from ..models.objects import OwnAnswer, unwrap
+from ..models.objects import unwrap
 from ..models.parts import Parts, resolve_parts
 from ..models.structure import input_embeddings
 
@@ -60,11 +60,9 @@ def prepare_model(
     return model, tokenizer
 
 
-def _is_text(enc, text):
-    "Return True for a text (or a pair) alone, that was not given as an encoding."
-    return (
-        'input_ids' in enc and not MEDIA_INPUTS & enc.keys() and not is_encoding(text)
-    )
+def _has_text_alone(enc):
+    "Return True if a text (or a pair) was encoded, without an image or a sound."
+    return 'input_ids' in enc and not MEDIA_INPUTS & enc.keys()
 
 
 def _encode(model, tokenizer, text, prompt, truncation, max_length):
@@ -73,10 +71,12 @@ def _encode(model, tokenizer, text, prompt, truncation, max_length):
     """
     source = text if prompt is None else prompt.source(tokenizer)
     enc = encode(model, tokenizer, source, truncation, max_length)
-    parts = text if isinstance(text, tuple) else (text,)
+    if is_encoding(text) or not _has_text_alone(enc):
+        return enc, None
     with contextlib.suppress(ValueError):
-        if _is_text(enc, text):
-            return enc, token_spans(tokenizer, parts, enc['input_ids'][0].cpu())
+        text = tokenizer.as_read(text) if hasattr(tokenizer, 'as_read') else text
+        parts = text if isinstance(text, tuple) else (text,)
+        return enc, token_spans(tokenizer, parts, enc['input_ids'][0].cpu())
     return enc, None
 
 
@@ -239,13 +239,13 @@ def _units_of_text(tokenizer, enc, text, kind, content, spans):
     "Return the `Units` of a text; None if its units are tokens or patches."
     if isinstance(kind, str) and kind == 'token':
         return None
-    if is_encoding(text) and 'input_ids' in enc and not MEDIA_INPUTS & enc.keys():
-        return encoding_units(tokenizer, enc['input_ids'][0].cpu(), text, kind)
-    if not _is_text(enc, text):
+    if not _has_text_alone(enc):
         raise ValueError(
             f"units={kind!r} are found in a text, and this one is an image or with one;"
             " give the text alone, or take units='token', a score for each position"
         )
+    if is_encoding(text):
+        return encoding_units(tokenizer, enc['input_ids'][0].cpu(), text, kind)
     return text_units(tokenizer, enc, text, kind, content, spans=spans)
 
 
@@ -300,16 +300,14 @@ def _with_own_answer(tokenizer, texts, encs, limit):
     and below a limit to which the caller lets texts be cut.
     """
     lengths = [enc['input_ids'].shape[1] if 'input_ids' in enc else 0 for enc in encs]
-    choice = [
-        (n, enc, text)
-        for n, enc, text in zip(lengths, encs, texts)
-        if not is_encoding(text) and (limit is None or n < limit)
+    is_whole = [
+        not is_encoding(text) and (limit is None or n < limit)
+        for n, text in zip(lengths, texts)
     ]
-    if not choice or tokenizer.own_call is None:
+    if not any(is_whole):
         return tokenizer
-    _, *compared = max(choice, key=lambda item: item[0])
-    own_answer = OwnAnswer(tokenizer.own_call, *compared)
-    return replace(tokenizer, own_answer=own_answer)
+    i = max(range(len(texts)), key=lambda i: (is_whole[i], lengths[i]))
+    return tokenizer.comparing(encs[i], texts[i])
 
 
 @dataclass(frozen=True)

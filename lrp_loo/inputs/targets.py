@@ -207,21 +207,20 @@ def _mask_position(ids, mask_id, outputs, shape):
 
 
 def _chosen_entries(rows, target, answer):
-    "Return a list of (batch,) entries: one, or two for a difference."
+    "Return (batch, n) entries: one, or two for a difference."
     index = target.index if target.among is None else tuple(target.among)
     if index is None:
-        return [rows.argmax(-1)]
+        return rows.argmax(-1, keepdim=True)
     indices = index if isinstance(index, tuple) else (index,)
     n = rows.shape[-1]
     kind = 'a place in this text' if answer else 'a class of this model'
     for i in indices:
         if not _is_int(i) or not 0 <= i < n:
             raise ValueError(f"target={i!r} is not {kind}; take 0 to {n - 1}")
+    entries = torch.tensor([int(i) for i in indices], device=rows.device)
     if target.among is not None:
-        answers = torch.tensor(indices, device=rows.device)
-        best = answers[rows[:, answers].topk(2).indices]  # [batch, 2]
-        return list(best.unbind(1))
-    return [torch.full((len(rows),), int(i), device=rows.device) for i in indices]
+        return entries[rows[:, entries].topk(2).indices]
+    return entries.expand(len(rows), -1)
 
 
 def _check_field(x, target):
@@ -257,7 +256,7 @@ def _check_function_value(value, outputs):
 
 
 # attributes of a readout that have an entry per text, or are None
-PER_TEXT = ('position', 'in_front', 'log_sum', 'predicted')
+PER_TEXT = ('index', 'position', 'in_front', 'log_sum', 'predicted')
 
 
 class Readout:
@@ -265,7 +264,7 @@ class Readout:
     the complete texts, then reads the number from any variants of them.
     """
 
-    index = ()  # (batch,) entries: one, or two for a difference
+    index = None  # (batch, n) entries: one, or two for a difference
     # (batch,) the row that is read, if the output has a row per token
     position = None
     # (batch,) number of output rows before the text's first, for virtual tokens
@@ -356,8 +355,6 @@ class Readout:
     ) -> 'Readout':
         "Return one readout of all texts."
         whole = copy(readouts[0])
-        parts = zip(*(readout.index for readout in readouts))
-        whole.index = [torch.cat(entries) for entries in parts]
         for name in PER_TEXT:
             if getattr(whole, name) is not None:
                 setattr(whole, name, torch.cat([getattr(r, name) for r in readouts]))
@@ -366,7 +363,6 @@ class Readout:
     def of_text(self, i: int) -> 'Readout':
         "Return the readout of one text of the batch."
         one = copy(self)
-        one.index = [entry[i : i + 1] for entry in self.index]
         for name in PER_TEXT:
             if getattr(self, name) is not None:
                 setattr(one, name, getattr(self, name)[i : i + 1])
@@ -399,14 +395,14 @@ class Readout:
             x = x[:, -1] if at_end else x[variants, self.position[rows]]
         if self.target.log_prob:
             x = x.log_softmax(-1)
-        value, *other = [x.gather(1, i[rows][:, None])[:, 0] for i in self.index]
+        value, *other = x.gather(1, self.index[rows]).unbind(1)
         return value - other[0] if other else value
 
     def chosen(self, i: int) -> Any:
         "Return text i's resolved target: an int, a pair, or a function's name."
         if callable(self.target):
             return getattr(self.target, '__name__', type(self.target).__name__)
-        indices = tuple(int(t[i]) for t in self.index)
+        indices = tuple(self.index[i].tolist())
         return indices if len(indices) > 1 else indices[0]
 
     def place(self, i: int) -> int | None:
@@ -424,7 +420,7 @@ class Readout:
         """Return the probability of text i's class or token; None if the entries are
         not classes, for a regression and for a difference.
         """
-        if self.log_sum is None or len(self.index) > 1:
+        if self.log_sum is None or self.index.shape[1] > 1:
             return None
         if self.n_entries == 1 and not alone:
             return None  # a regression

@@ -39,7 +39,6 @@ from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, unwrap
 from ..models.parts import Parts
 from ..models.proofs import proofs_of
-from ..models.structure import all_modules, device_of, pretrained_parts
 from ..models.structure import provenance, walk_once
 from ..records import Attribution, Attributions, Comparison
 
@@ -53,13 +52,12 @@ def check_own_answer(
     value: float,  # the explained number
 ) -> None:
     "Raise `DifferentAnswer` if the object that was given computes another number."
-    own_answer = getattr(tokenizer, 'own_answer', None)
-    if own_answer is None:
+    ids, compared = enc.get('input_ids'), getattr(tokenizer, 'compared', None)
+    if compared is None or compared is not enc and (
+        ids is None or not ids.equal(compared['input_ids'])
+    ):
         return
-    ids, compared = enc.get('input_ids'), own_answer.enc
-    if compared is not enc and (ids is None or not ids.equal(compared['input_ids'])):
-        return
-    out, inputs, _ = own_answer.output
+    out, inputs, _ = tokenizer.own_answer()
     if callable(target) and not inputs:  # not the model's output, but its number
         return
     own, scale = value_and_scale(out, inputs, target)
@@ -445,23 +443,6 @@ def _text_info(inputs, i):
     return dict(text=text, spans=spans_of_units(spans, units))
 
 
-def _state_of(model, weights):
-    "Return what the model's numbers depend on, by name; `weights` is their hash."
-    configs = [getattr(m, 'config', None) for m in [model, *pretrained_parts(model)]]
-    modules = all_modules(model).values()
-    fields = [{k: v for k, v in vars(m).items() if k != 'training'} for m in modules]
-    plain = (bool, int, float, str)
-    return dict(
-        weights=weights,
-        training=[m.training for m in modules],
-        config=[(repr(c), getattr(c, '_attn_implementation', '')) for c in configs],
-        device=device_of(model),
-        forward=[(type(m).forward, vars(m).get('forward')) for m in modules],
-        hooks=[[*v.values()] for x in fields for k, v in x.items() if '_hooks' in k],
-        settings=[{k: v for k, v in x.items() if type(v) in plain} for x in fields],
-    )
-
-
 def add_provenance(
     records: list[Attribution],
     model: torch.nn.Module,  # which made them
@@ -469,11 +450,11 @@ def add_provenance(
     **info: Any,  # more for `Attribution.info`
 ) -> None:
     "Store by which model and options the records were made (see `provenance`)."
-    info, state = provenance(model, options) | info, None
+    info = provenance(model, options) | info
     for a in records:
         a.info |= info
         if a.partial_estimate is not None:
-            a.model_state = state = state or _state_of(model, info['weights'])
+            a.model_state = proofs_of(model)
 
 
 @restores_state
@@ -568,12 +549,10 @@ def refine(
             f" of {a.called}; explain the text again"
         )
     estimate, state = a.partial_estimate, a.model_state
-    model = estimate.posterior.whole.model
-    now = _state_of(model, provenance(model, {})['weights'])
-    if changed := [name for name in now if now[name] != state[name]]:
+    if not state.holds(estimate.posterior.whole.model):
         raise ValueError(
-            f"the model has changed since it made this map: {', '.join(changed)}; set"
-            " it back, or explain the text again"
+            "the model has changed since it made this map (its weights, training mode,"
+            " hooks, configuration or code); set it back, or explain the text again"
         )
     limit = estimate.passes + passes
     # content first: what is left is for special tokens and those of a template

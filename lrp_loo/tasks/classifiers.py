@@ -22,7 +22,7 @@ from ..inputs.units import sorted_units, text_units
 from ..methods import add_provenance, explain, explain_batch
 from ..models.encoding import as_texts, check_text, encode, max_tokens
 from ..models.encoding import special_mask
-from ..models.objects import OwnAnswer, unwrap
+from ..models.objects import unwrap
 from ..records import Attributions
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #00000005
@@ -155,7 +155,6 @@ def explain_entities(
     "Explain every entity that a tagger finds by the logit of its tag."
     one_of('units', units, ('token', 'word'))
     model, tokenizer = unwrap(model, tokenizer)
-    own_call = getattr(tokenizer, 'own_call', None)  # of a pipeline
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     tokenized = [_tokenize(tokenizer, text) for text in texts]
     encs = [dict(t) for t in tokenized]
@@ -165,7 +164,7 @@ def explain_entities(
     for text, enc, t in zip(texts, inputs.encs, tokenized):
         word_ids = t.word_ids()
         written, spans = _written(t, text)
-        if own_call is None:
+        if getattr(tokenizer, 'own_call', None) is None:  # no pipeline
             with torch.no_grad():
                 classes = model(**enc).logits[0].argmax(-1).tolist()
             numbers, entities = sorted(set(word_ids) - {None}), []
@@ -176,9 +175,8 @@ def explain_entities(
                 tag = Target(classes[first], position=first)
                 entities.append((kind, [first, words[end - 1][1]], tag, {}))
         else:
-            own = OwnAnswer(own_call, enc, text)
-            tokenizer = replace(tokenizer, own_answer=own)
-            output, _, answer = own.output
+            tokenizer = tokenizer.comparing(enc, text)
+            output, _, answer = tokenizer.own_answer()
             entities = _entities_of_pipeline(
                 tokenizer.source, t, written, spans, output.logits[0], answer
             )
@@ -372,9 +370,8 @@ def explain_windows(
         predicted = int(torch.cat(rows).mean(0).argmax())
         of_text = predicted if target is None else target
         reader = tokenizer
-        if getattr(tokenizer, 'own_call', None) is not None and len(encs) == 1:
-            own_answer = OwnAnswer(tokenizer.own_call, encs[0], text)
-            reader = replace(tokenizer, own_answer=own_answer)
+        if hasattr(tokenizer, 'comparing') and len(encs) == 1:
+            reader = tokenizer.comparing(encs[0], text)
         maps = explain(model, reader, encs, method, of_text, **options)
         records.append(_join(tokenizer, ids, front, spans, maps, overlap))
     return records

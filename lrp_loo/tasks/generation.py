@@ -87,16 +87,16 @@ class Continued:
     start: int  # where the continuation begins in the text
     text_ids: list[int]  # of the text, without special tokens
 
-    def units(self, tokenizer: Any, kind: str) -> tuple[list[int], list[str]]:
-        "Return where each word or sentence begins in `ids`, and its text."
-        spans = text_spans(
-            self.text[self.start :], one_of('answer_units', kind, UNITS[1:])
-        )
-        spans = [(a + self.start, b + self.start) for a, b in spans]
-        encoded, content = dict(input_ids=torch.tensor([self.text_ids])), [spans[0]]
+    def parts(self, tokenizer: Any, kind: str) -> list[tuple[str, int]]:
+        "Return the text of each word or sentence, and where it begins in `ids`."
+        one_of('answer_units', kind, UNITS[1:])
+        content = [(self.start, len(self.text))]
+        spans = text_spans(self.text, kind, content)
+        spans = [span for span in spans if span[0] >= self.start]
+        encoded = dict(input_ids=torch.tensor([self.text_ids]))
         units = text_units(tokenizer, encoded, self.text, spans, content, merges=True)
         numbers = units.number[-len(self.ids) :].tolist()
-        return [0, *map(numbers.index, range(1, len(units)))], units.names
+        return [(name, i and numbers.index(i)) for i, name in enumerate(units.names)]
 
 
 def with_continuation(
@@ -282,41 +282,27 @@ def _context_prompt(model, tokenizer, texts, question, template, gap):
     return fill_template(template, values, tokenizer, model), names
 
 
-@dataclass(frozen=True)
-class _ContextCall:
-    "The arguments of `attribute_context` that all answers share."
-
-    model: Any
-    tokenizer: Any
-    prompt: Prompt
-    enc: dict  # the encoded prompt
-    units: Units  # of the prompt
-    method: OneMethod
-    options: dict  # of the method
-
-    def maps(self, answer, answer_units):
-        "Return a map of the whole answer, or of each of its sentences (words)."
-        model, tokenizer, maps = self.model, self.tokenizer, []
-        whole = with_continuation(
-            model, tokenizer, self.prompt, self.enc, answer, is_answer=True
+def _explain_answer(model, tokenizer, whole, parts, units, method, options):
+    "Return a map of each (label, start) of a `Continued` answer, by the prompt's units."
+    maps, n = [], len(whole.ids)
+    ends = [start for _, start in parts[1:]] + [n]
+    for (label, start), end in zip(parts, ends):
+        length = whole.enc['input_ids'].shape[1] - n + end
+        enc = {name: x[:, :length] for name, x in whole.enc.items()}
+        target = NextTokens(whole.ids[start:end], log_prob=True, total=True)
+        number = pad(units.number, (0, end), value=-1)  # none of the answer's
+        (a,) = explain_batch(
+            model,
+            tokenizer,
+            [enc],
+            method,
+            target,
+            [replace(units, number=number)],
+            **options,
         )
-        starts, labels, n = [0], [answer], len(whole.ids)
-        if answer_units is not None:
-            starts, labels = whole.units(tokenizer, answer_units)
-        for label, start, end in zip(labels, starts, [*starts[1:], n]):
-            length = whole.enc['input_ids'].shape[1] - n + end
-            encs = [{name: x[:, :length] for name, x in whole.enc.items()}]
-            target = NextTokens(whole.ids[start:end], log_prob=True, total=True)
-            number = pad(self.units.number, (0, end), value=-1)  # none of the answer's
-            units = [replace(self.units, number=number)]
-            a = explain_batch(
-                model, tokenizer, encs, self.method, target, units, **self.options
-            )[0]
-            a.label = label
-            info = dict(template=self.prompt.template, chat=self.prompt.is_chat)
-            add_provenance([a], model, self.options, **info)
-            maps.append(a)
-        return maps
+        a.label = label
+        maps.append(a)
+    return maps
 
 
 def _difference(a, b):
@@ -416,8 +402,16 @@ def attribute_context(
         ]
         of_prompt = replace(of_prompt, names=labels)
         options = dict(passes=None) | options if method == 'auto' else options
-    call = _ContextCall(model, tokenizer, prompt, enc, of_prompt, method, options)
-    maps = [a for text in answers for a in call.maps(text, answer_units)]
+    maps = []
+    for text in answers:
+        whole = with_continuation(model, tokenizer, prompt, enc, text, is_answer=True)
+        parts = [(text, 0)]
+        if answer_units is not None:
+            parts = whole.parts(tokenizer, answer_units)
+        call = whole, parts, of_prompt, method, options
+        maps += _explain_answer(model, tokenizer, *call)
+    info = dict(template=prompt.template, chat=prompt.is_chat)
+    add_provenance(maps, model, options, **info)
     if answer_units is not None:
         return Comparison(maps)
     return maps[0] if len(maps) == 1 else _difference(*maps)
