@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['stored_path', 'read_json', 'Results', 'read_results', 'check_method_rows', 'call_parts', 'method_digests',
-           'text_digests']
+           'row_digests', 'text_digests']
 
 # %% ../../nbs/lib/evaluate_results.ipynb #21155f2b
 import json
@@ -147,19 +147,20 @@ class Results:
         run: Callable[[list[Any]], Iterable[dict[str, Any]]],
         desc: str = '',  # of the progress bar
         progress: bool = False,  # show it
-        # example → a hash of all that decides its row; None: the config, the versions,
-        # the kernels and the example do
-        digest_of: Callable[[tuple[Any, ...]], str] | None = None,
+        # i → a hash of all that decides its row; None: the config, the versions, the
+        # kernels and the example do
+        keys: Mapping[int, str] | None = None,
     ) -> None:
         """Take the rows of these examples from the file, and compute and add those that
         it lacks: they are the rows of this call. A batch that lacks one row is computed
         whole, so that a resumed run has the same batches, and the same last digits,
         as an uninterrupted one.
         """
-        batches, digest_of = list(batches), digest_of or self._default_digest
-        keys = {example[0]: digest_of(example) for part in batches for example in part}
-        self._keys = {key: i for i, key in keys.items()}
-        options = dict(total=len(keys), initial=len(self.done), desc=desc)
+        batches = list(batches)
+        examples = {example[0]: example for part in batches for example in part}
+        keys = keys or {i: self._default_digest(x) for i, x in examples.items()}
+        self._keys = {keys[i]: i for i in examples}
+        options = dict(total=len(examples), initial=len(self.done), desc=desc)
         with progress_bar(None, progress, **options) as bar:
             for batch in batches:
                 if self.done.issuperset(i for i, *_ in batch):
@@ -270,6 +271,15 @@ def method_digests(
 ) -> dict[str, str]:  # name → digest
     "Return digests of what each method computes, and of its options."
     return {k: digest([as_method(m).run, opts]) for k, (m, opts) in methods.items()}
+
+
+def row_digests(
+    inputs: CallInputs,
+    **others: Any,  # see `call_parts`
+) -> list[str]:
+    "Return for each text a digest of all that decides its row."
+    call = call_parts(inputs.model, inputs.tokenizer, **others)
+    return [digest([call, key]) for key in text_digests(inputs)]
 
 
 def text_digests(inputs: CallInputs) -> list[str]:

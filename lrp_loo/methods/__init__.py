@@ -38,9 +38,9 @@ from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, unwrap
 from ..models.parts import Parts
-from ..models.proofs import proofs_of
+from ..models.proofs import proofs_of, provenance
 from ..models.structure import all_modules, device_of, pretrained_parts
-from ..models.structure import provenance, walk_once
+from ..models.structure import walk_once
 from ..records import Attribution, Attributions, Comparison
 
 # %% ../../nbs/lib/methods.ipynb #00000010
