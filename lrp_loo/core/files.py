@@ -20,7 +20,6 @@ import platform
 import re
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
@@ -37,8 +36,6 @@ TEMPORARY = 'lrp_loo'  # how the names of temporary files end
 @contextlib.contextmanager
 def whole_file(
     path: str | os.PathLike[str],  # of the file to write
-    # called just before the file is replaced; what it raises leaves the old file
-    check: Callable[[], None] = lambda: None,
     # a temporary path beside it; what is written there replaces the file when the
     # context ends without an error
 ) -> Iterator[Path]:
@@ -50,7 +47,6 @@ def whole_file(
             _create_beside(file, tmp)
             yield tmp
             _sync(tmp, os.O_RDWR)
-            check()
             os.replace(tmp, file)
     finally:
         with contextlib.suppress(OSError):
@@ -161,10 +157,9 @@ def locked(
 def write_text_atomic(
     path: str | os.PathLike[str],  # of the file to write
     text: str,
-    check: Callable[[], None] = lambda: None,  # see `whole_file`
 ) -> None:
     "Write text to a file, completely or not at all."
-    with whole_file(path, check) as tmp:
+    with whole_file(path) as tmp:
         tmp.write_text(text, encoding='utf-8')
 
 # %% ../../nbs/lib/core_files.ipynb #7d20aa91
@@ -315,13 +310,6 @@ def keeps_rows_in(
 # a number may depend on their versions
 RECORDED_PACKAGES = ('lrp_loo', 'torch', 'transformers', 'datasets', 'peft', 'numpy')
 RECORDED_PACKAGES += ('scipy', 'scikit-learn')
-_RECORDED_MODULES = {
-    'sklearn',
-    'builtins',
-    *RECORDED_PACKAGES,
-    *sys.stdlib_module_names,
-}
-_RECORDED_MODULES -= {'__main__'}
 
 
 def versions() -> dict:  # package → version, or None if it is not installed
@@ -343,20 +331,19 @@ def kernels(
     import torch
 
     device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-    backends, kind = torch.backends, device.type
+    backends, of_gpu = torch.backends, None
+    if device.type == 'cuda':
+        of_gpu = torch.cuda.get_device_name(device), backends.cudnn.allow_tf32
     names = ('flash', 'mem_efficient', 'math', 'cudnn')
-    of_cuda = [getattr(backends.cuda, f'{name}_sdp_enabled')() for name in names]
-    if kind == 'cuda':
-        of_cuda += [torch.cuda.get_device_name(device), backends.cudnn.allow_tf32]
+    autocast = torch.is_autocast_enabled(device.type)
     return dict(
-        device=kind,
         cpu=backends.cpu.get_cpu_capability(),
+        gpu=of_gpu,
         onednn=backends.mkldnn.is_available() and bool(backends.mkldnn.enabled),
         environment=[os.environ.get(name) for name in ('DNNL_MAX_CPU_ISA', 'MKL_CBWR')],
         formats=[str(torch.get_default_dtype()), torch.get_float32_matmul_precision()],
-        autocast=torch.is_autocast_enabled(kind)
-        and str(torch.get_autocast_dtype(kind)),
-        others=of_cuda,
+        autocast=autocast and str(torch.get_autocast_dtype(device.type)),
+        sdpa=[getattr(backends.cuda, f'{name}_sdp_enabled')() for name in names],
     )
 
 # %% ../../nbs/lib/core_files.ipynb #d19e57aa
@@ -371,34 +358,26 @@ _NOTES = re.compile(
 )
 
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def digest(
     value: Any,  # of any kind
-    _known: dict | None = None,  # id → object and digest; each object is hashed once
 ) -> str:
-    """Return a hash, 16 hexadecimal digits, of all that decides a value: of tensors
-    the numbers and their dtype, of functions the code and what it uses, of objects the
-    class and the fields.
+    """Return a hash, 16 hexadecimal digits, of what decides a value: of tensors the
+    numbers and their dtype, of functions the code and what it encloses, of objects
+    the class and the fields.
     """
-    known = {} if _known is None else _known
-    if id(value) in known:
-        return known[id(value)][1]
-    if isinstance(value, _PLAIN):
-        parts = [repr(value).encode('utf-8', 'backslashreplace')]
-    else:
-        known[id(value)] = value, ''  # what it holds may hold it
-        parts = _content(value)
-    kind = dict if isinstance(value, Mapping) else type(value)  # any kind of dict
-    h = hashlib.sha1(kind.__qualname__.encode(), usedforsecurity=False)
-    for part in parts:
-        is_buffer = isinstance(part, (bytes, memoryview))
-        h.update(part if is_buffer else digest(part, known).encode())
-    result = h.hexdigest()[:16]
-    if id(value) in known:
-        known[id(value)] = value, result
-    return result
+    known = {}  # id → object and its number: an object may hold itself
+
+    def content(x):
+        if id(x) in known:
+            return known[id(x)][1]
+        known[id(x)] = x, len(known)
+        return _recorded(_content(x), content)
+
+    text = json.dumps(_recorded(value, content))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def sealed(
@@ -422,114 +401,43 @@ def check_seal(
 
 
 def _content(value):
-    "Return a list of what decides a value: buffers, and simpler values."
-    kinds = [
-        (Mapping, lambda: _of_mapping(value)),
-        (Set, lambda: [b'', *(d.encode() for d in sorted(map(digest, value)))]),
-        ((list, tuple, range), lambda: _of_items(value)),
-        (FunctionType, lambda: _of_function(value)),
-        (CodeType, lambda: [value.co_code, value.co_names, value.co_consts]),
-        (type, lambda: _of_class(value)),
-        (partial, lambda: [value.func, value.args, value.keywords]),
-        (MethodType, lambda: [value.__func__, value.__self__]),
-        ((classmethod, staticmethod), lambda: [value.__func__]),
-        (property, lambda: [value.fget]),
-        (ModuleType, lambda: [value.__name__]),
-    ]
-    for kind, content in kinds:
-        if isinstance(value, kind):
-            return content()
-    if hasattr(value, 'detach'):
-        return _of_tensor(value)
-    if hasattr(value, 'tobytes') and hasattr(value, 'dtype'):  # of NumPy
-        array = value.tolist() if value.dtype.hasobject else value.tobytes()
-        return [str(value.dtype), value.shape, array]
+    "Return what decides a value that JSON does not know, in simpler values."
+    if hasattr(value, 'detach') or hasattr(value, 'tobytes'):  # torch's, NumPy's
+        return _of_array(value)
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), value.co_names, value.co_consts]
+    if isinstance(value, FunctionType):
+        outside = inspect.getclosurevars(value)
+        numbers = {k: v for k, v in outside.globals.items() if isinstance(v, _PLAIN)}
+        defaults = value.__defaults__, value.__kwdefaults__
+        name = value.__module__, value.__qualname__
+        return [name, value.__code__, defaults, outside.nonlocals, numbers]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
     if hasattr(value, 'to_str'):  # of tokenizers; a call sets how it cuts and pads
-        settings = json.loads(value.to_str()) | dict(truncation=None, padding=None)
-        return [json.dumps(settings, sort_keys=True)]
-    return _of_object(value)
+        return json.loads(value.to_str()) | dict(truncation=None, padding=None)
+    if isinstance(value, (type, ModuleType)) or not hasattr(value, '__dict__'):
+        return re.sub(" (at 0x|from ')[^>]*", '', repr(value))
+    fields = {k: v for k, v in vars(value).items() if not _NOTES.fullmatch(k)}
+    for name, hooks in fields.items():
+        if '_hooks' in name and isinstance(hooks, Mapping):
+            fields[name] = list(hooks.values())  # keys count all that were ever set
+    return [type(value), getattr(type(value), 'forward', None), fields]
 
 
-def _of_mapping(mapping):
-    items = sorted(mapping.items(), key=lambda item: str(item[0]))
-    return [_of_items([k for k, _ in items]), _of_items([v for _, v in items])]
-
-
-def _of_items(items):
-    if all(type(v) in _PLAIN for v in items):  # such as a vocabulary
-        return [repr(list(items)).encode('utf-8', 'backslashreplace')]
-    return list(items)
-
-
-def _of_tensor(tensor):
+def _of_array(array):
+    "Return dtype, shape and a hash of the numbers of a tensor or an array."
     import torch
 
-    tensor = tensor.detach()
-    about = [str(tensor.dtype), tuple(tensor.shape), str(tensor.layout)]
-    with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):
-        flat = tensor.cpu().contiguous().reshape(-1)
-        return [*about, memoryview(flat.view(torch.uint8).numpy())]
-    buffer = io.BytesIO()  # quantized, sparse, …
-    torch.save(tensor, buffer)
-    return [*about, buffer.getvalue()]
-
-
-def _is_recorded(value):
-    "Return True for what a package defines whose version is part of a digest."
-    package = (getattr(value, '__module__', None) or '').partition('.')[0]
-    return package in _RECORDED_MODULES
-
-
-_USED = (tuple, FunctionType, type)  # lists may be what a function writes to
-
-
-def _of_function(f):
-    "Return name, code and defaults, what it encloses, and the globals that it uses."
-    cells = []
-    for cell in f.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing is in it yet
-            cells.append(cell.cell_contents)
-    parts = [f.__module__, f.__qualname__, f.__code__, f.__defaults__, f.__kwdefaults__]
-    if _is_recorded(f):
-        return [*parts, cells]
-    codes, names = [f.__code__], []
-    for code in codes:  # and of functions inside
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-        names += code.co_names
-    values = {n: f.__globals__[n] for n in names if n in f.__globals__}
-    values = {n: v for n, v in values.items() if isinstance(v, (*_PLAIN, *_USED))}
-    return [*parts, cells, values]
-
-
-def _of_class(cls):
-    "Return names of a class and its bases, and all that they define."
-    parts = []
-    for base in cls.__mro__[:-1]:
-        kinds = (FunctionType,) if _is_recorded(base) else object
-        names = '__dict__', '__weakref__', '__module__', '__doc__', '_abc_impl'
-        items = {
-            name: v
-            for name, v in vars(base).items()
-            if isinstance(v, kinds) and name not in names
-        }
-        parts += [f'{base.__module__}.{base.__qualname__}', items]
-    return parts
-
-
-def _of_object(value):
-    "Return the class and the fields of an object."
-    fields = getattr(value, '__dict__', None)
-    if fields is None:
-        return [re.sub(' at 0x[0-9a-f]+', '', repr(value))]
-    if any(c.__module__.startswith('transformers.') for c in type(value).__mro__):
-        fields = {k: v for k, v in fields.items() if not _NOTES.fullmatch(k)}
-    # the keys of hooks are a count of all that were ever set
-    hooks = {
-        name: [*hooks_of.values()]
-        for name, hooks_of in fields.items()
-        if '_hooks' in name and isinstance(hooks_of, Mapping)
-    }
-    return [type(value), fields | hooks]
+    array, buffer = torch.as_tensor(array).detach(), io.BytesIO()
+    try:
+        flat = array.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (NotImplementedError, RuntimeError, TypeError):  # quantized, sparse, …
+        torch.save(array, buffer)
+        flat = buffer.getvalue()
+    return [str(array.dtype), array.shape, hashlib.sha256(flat).hexdigest()]
 
 # %% ../../nbs/lib/core_files.ipynb #00000021
 def function_name(
@@ -552,24 +460,37 @@ def recorded_methods(
     a rule set its fields, a function its name.
     """
     return {
-        name: [function_name(f), {k: _recorded(v) for k, v in options.items()}]
+        name: [
+            function_name(f),
+            {k: _recorded(v, _record_of) for k, v in options.items()},
+        ]
         for name, (f, options) in methods.items()
     }
 
 
-def _recorded(option):
-    "Convert an option to lists, dicts and names."
-    if isinstance(option, (range, tuple, list)):
-        return [_recorded(v) for v in option]
-    if isinstance(option, (set, frozenset)):
-        return [_recorded(v) for v in sorted(option, key=str)]
-    if isinstance(option, dict):
-        names = {k: function_name(k) if callable(k) else k for k in option}
-        return {names[k]: _recorded(v) for k, v in option.items()}
+def _record_of(option):
+    "Return the name of a function, the fields of a rule set, or the option itself."
     if is_dataclass(option) and not isinstance(option, type):
-        values = {f.name: _recorded(getattr(option, f.name)) for f in fields(option)}
-        return {type(option).__name__: values}
+        values = {f.name: getattr(option, f.name) for f in fields(option)}
+        return {type(option).__name__: _recorded(values, _record_of)}
     return function_name(option) if callable(option) else option
+
+
+def _recorded(value, of_other):
+    "Convert containers to lists and dicts, and by `of_other` what JSON does not know."
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (range, tuple, list)):
+        return [_recorded(v, of_other) for v in value]
+    if isinstance(value, Set):
+        return [_recorded(v, of_other) for v in sorted(value, key=str)]
+    if isinstance(value, Mapping):
+        keys = {k: _recorded(k, of_other) for k in sorted(value, key=str)}
+        keys = {
+            k: key if isinstance(key, _PLAIN) else str(key) for k, key in keys.items()
+        }
+        return {key: _recorded(value[k], of_other) for k, key in keys.items()}
+    return of_other(value)
 
 # %% ../../nbs/lib/core_files.ipynb #00000028
 def hub_answers(

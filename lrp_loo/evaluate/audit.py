@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHORT', 'MEANS', 'AUDIT_COLUMNS', 'BUDGETS', 'compare_with_loo', 'token_classes', 'faithfulness_rows', 'in_batches',
-           'AuditTable', 'audit_table', 'unique_texts', 'audit', 'Frontier', 'frontier']
+           'AuditTable', 'audit_table', 'first_of_each', 'audit', 'Frontier', 'frontier']
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #bf259095
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ import torch
 
 from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, whole_number
-from ..core.files import digest, keeps_rows_in
+from ..core.files import keeps_rows_in
 from ..core.stats import agreement, paired_difference
 from ..core.tensors import copies_note
 from ..core.tools import progress_bar
 from .faithfulness import completeness_lines, correlations_with_loo
 from .faithfulness import curve_area, faithfulness_table
 from .faithfulness import perturbation_curves, removal_units
-from .results import Results, call_parts, method_digests, text_digests
+from .results import Results, method_digests, row_digests, text_digests
 from .verdict import FEWEST_TEXTS, is_reference, rows_with_effect
 from .verdict import verdict
 from ..inputs.call import CallInputs, group_by_target
@@ -252,12 +252,9 @@ def audit_table(
     return table
 
 
-def unique_texts(inputs: CallInputs) -> list[int]:
-    "Return the index of the first of texts with equal inputs, units, target, content."
-    first = {}
-    for i, key in enumerate(text_digests(inputs)):
-        first.setdefault(key, i)
-    return list(first.values())
+def first_of_each(keys: list[str]) -> list[int]:
+    "Return the index of the first of equal keys, such as digests of texts."
+    return sorted({key: i for i, key in reversed([*enumerate(keys)])}.values())
 
 
 @keeps_rows_in('results')
@@ -288,10 +285,9 @@ def audit(
     options = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *options)
     results = Results(None, {}) if results is None else results
-    unique, of_texts = unique_texts(inputs), text_digests(inputs)
     settings = dict(removal=as_removal(removal, inputs.encs[0]), chunk=chunk)
-    settings['methods'] = method_digests(methods)
-    call = call_parts(inputs.model, inputs.tokenizer, **settings)
+    keys = row_digests(inputs, methods=method_digests(methods), **settings)
+    unique = first_of_each(keys)
 
     def run(batch):
         "Return the rows of some texts with one target."
@@ -312,13 +308,7 @@ def audit(
     batches = []
     for _, group in group_by_target([inputs.targets[i] for i in unique]):
         batches += in_batches([(unique[k], inputs.encs[unique[k]]) for k in group])
-    results.extend(
-        batches,
-        run,
-        'audit',
-        progress,
-        lambda example: digest([call, of_texts[example[0]]]),
-    )
+    results.extend(batches, run, 'audit', progress, dict(enumerate(keys)))
     rows = results.rows
     names, kept = list(methods), rows_with_effect(rows)
     table = faithfulness_table(rows, names)
@@ -398,7 +388,7 @@ def frontier(
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     numbers = {b: [] for b in budgets}  # of each text: r, passes, exact, seconds
     costs = []
-    unique = unique_texts(inputs)
+    unique = first_of_each(text_digests(inputs))
     for i in progress_bar(unique, progress, desc='frontier'):
         enc, content = [inputs.encs[i]], [inputs.content[i]]
         target = inputs.targets[i]

@@ -19,12 +19,12 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, one_of, whole_number
-from ..core.files import check_fields, check_seal, digest, keeps_rows_in
+from ..core.files import check_fields, check_seal, keeps_rows_in
 from ..core.files import recorded_methods, sealed
 from ..core.tensors import copies_note
 from ..core.tools import progress_bar
-from .audit import compare_with_loo, unique_texts
-from .results import call_parts, method_digests, text_digests
+from .audit import compare_with_loo, first_of_each
+from .results import method_digests, row_digests
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UnitsOf
@@ -32,7 +32,8 @@ from ..loo.engines import Variants, read_whole
 from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
-from ..models.structure import UNRECORDED_OPTIONS, describe_model
+from ..models.proofs import UNRECORDED_OPTIONS
+from ..models.structure import describe_model
 from ..records import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
 
@@ -324,9 +325,9 @@ def calibrate(
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
-    first = unique_texts(inputs)
-    methods, of_texts = {'estimate': (method, options)}, text_digests(inputs)
-    call = [call_parts(model, tokenizer), method_digests(methods)]
+    methods = {'estimate': (method, options)}
+    keys = row_digests(inputs, methods=method_digests(methods))
+    first = first_of_each(keys)
     measured = []
     starts = range(0, len(first), batch_size)
     for start in progress_bar(starts, progress, desc='calibrate'):
@@ -337,8 +338,7 @@ def calibrate(
         loos, maps = compare_with_loo(*arguments, units=per_text, content=content)
         for i, a, loo in zip(part, maps['estimate'], loos):
             exact = loo.scores[_content_indices(a)].tolist()
-            key = digest([call, of_texts[i]])
-            measured.append(CalibrationText(estimate_of(a), exact, key))
+            measured.append(CalibrationText(estimate_of(a), exact, keys[i]))
     if not any(t.ratios() for t in measured):
         raise ValueError(
             "no text has a token that is estimated; give longer texts, or method"

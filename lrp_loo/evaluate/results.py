@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['stored_path', 'read_json', 'Results', 'read_results', 'check_method_rows', 'call_parts', 'method_digests',
-           'text_digests']
+           'row_digests', 'text_digests']
 
 # %% ../../nbs/lib/evaluate_results.ipynb #21155f2b
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from ..core.arguments import OneMethod
 from ..core.files import check_fields, check_seal, digest, kernels, locked
 from ..core.files import read_content, reading, sealed, versions
-from ..core.files import write_text_atomic
+from ..core.files import whole_file
 from ..core.tools import progress_bar
 from ..inputs.call import CallInputs
 from ..methods.table import as_method
@@ -73,24 +74,29 @@ class Results:
         self.versions = versions()
         self.summary = None
         self._common = digest([self.config, self.versions, kernels()])
-        self._own = {}  # digest → index of the example, for the rows of this call
-        self._is_extended = False  # `extend` says which rows are of this call
-        self._rows, self._lines = {}, {}  # digest → each row of the file, its line
-        self._listed = set()  # digests of the rows that the file has for its last call
+        self._rows = {}  # digest → row, of all calls
+        self._keys = None  # digest → index, of this call, after `extend`
         self._state = path and self._state_of_file()
         if path and stored_path(self.path).exists() and not fresh:
-            self._keep(self._read())
+            self._take_rows_of_file()
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         "Return the rows of this call, by index."
-        own = sorted((i, key) for key, i in self._own.items() if key in self._rows)
-        return [self._rows[key] for _, key in own]
+        own = self._keys
+        if own is None:
+            places = {key: row.get('i') for key, row in self._rows.items()}
+            own = {k: i for k, i in places.items() if k == self._default_digest((i,))}
+        for key in own.keys() & self._rows:
+            if self._rows[key]['i'] != own[key]:  # another call had the text elsewhere
+                self._rows[key] = sealed(self._rows[key] | dict(i=own[key]))
+        rows = [self._rows[key] for key in own if key in self._rows]
+        return sorted(rows, key=lambda row: row['i'])
 
     @property
     def done(self) -> set[int]:
         "Return the indices of the examples of this call that have a row."
-        return {i for key, i in self._own.items() if key in self._rows}
+        return {row['i'] for row in self.rows}
 
     def _default_digest(self, example):
         return digest([self._common, example])
@@ -100,28 +106,22 @@ class Results:
         file = self.path.stat() if self.path.exists() else None
         return file and (file.st_ino, file.st_mtime_ns, file.st_size)
 
-    def _read(self):
-        "Return the file's content; raise ValueError if rows have no index of their own."
+    def _take_rows_of_file(self):
+        """Keep the rows of the file, and its summary if it has all of the rows; raise
+        ValueError if rows have no index of their own.
+        """
         stored = read_results(self.path)
         indices = [row.get('i') for row in stored['rows']]
         wrong = [i for i, n in Counter(indices).items() if n > 1 or i is None]
         if wrong:
             what = "rows without 'i'" if None in wrong else f"row {wrong[0]} twice"
             raise ValueError(f"{self.path.name} holds {what} and cannot be resumed")
-        return stored
-
-    def _keep(self, stored):
-        "Keep the rows of a file; one without a digest is never a row of this call."
-        for row in stored['rows'] + stored.get('others', []):
-            line = json.dumps(row)
-            key = row.get('digest') if 'checksum' in row else None
-            key = key or digest(line)
-            self._rows[key], self._lines[key] = row, line
-            if self._own.get(key, row.get('i')) != row.get('i'):
-                self._add(row | dict(i=self._own[key]), key)
-            if not self._is_extended and key == self._default_digest((row['i'],)):
-                self._own[key] = row['i']
-        self._listed = {row.get('digest') for row in stored['rows']}
+        # a row without a checksum is never one of this call
+        rows = stored['rows'] + stored['others']
+        rows = {r['digest'] if 'checksum' in r else digest(r): r for r in rows}
+        self._rows |= rows
+        if self._rows.keys() == rows.keys() and self.summary is None:
+            self.summary = stored.get('summary')
 
     def add(
         self,
@@ -133,14 +133,11 @@ class Results:
         i = row.get('i')
         if i is None or i in self.done:
             raise ValueError(f"a row needs its own index 'i', got {i}")
-        self._add(row, row.get('digest') or self._default_digest((i,)))
+        key = row.get('digest') or self._default_digest((i,))
+        if self._keys is not None:
+            self._keys[key] = i
+        self._rows[key] = sealed(dict(i=i, digest=key) | _rounded(row))
         self.save()
-
-    def _add(self, row, key):
-        "Keep a row as one of this call, with its digest and its checksum."
-        self._own[key] = row['i']
-        row = sealed(dict(i=row['i'], digest=key) | _rounded(row))
-        self._rows[key], self._lines[key] = row, json.dumps(row)
 
     def extend(
         self,
@@ -150,22 +147,20 @@ class Results:
         run: Callable[[list[Any]], Iterable[dict[str, Any]]],
         desc: str = '',  # of the progress bar
         progress: bool = False,  # show it
-        # example → a hash of all that decides its row; None: the config, the versions,
-        # the kernels and the example do
-        digest_of: Callable[[tuple[Any, ...]], str] | None = None,
+        # i → a hash of all that decides its row; None: the config, the versions, the
+        # kernels and the example do
+        keys: Mapping[int, str] | None = None,
     ) -> None:
         """Take the rows of these examples from the file, and compute and add those that
         it lacks: they are the rows of this call. A batch that lacks one row is computed
         whole, so that a resumed run has the same batches, and the same last digits,
         as an uninterrupted one.
         """
-        batches, digest_of = list(batches), digest_of or self._default_digest
-        keys = {example[0]: digest_of(example) for part in batches for example in part}
-        self._own, self._is_extended = {key: i for i, key in keys.items()}, True
-        for key, i in self._own.items():
-            if key in self._rows and self._rows[key]['i'] != i:
-                self._add(self._rows[key] | dict(i=i), key)
-        options = dict(total=len(keys), initial=len(self.done), desc=desc)
+        batches = list(batches)
+        examples = {example[0]: example for part in batches for example in part}
+        keys = keys or {i: self._default_digest(x) for i, x in examples.items()}
+        self._keys = {keys[i]: i for i in examples}
+        options = dict(total=len(examples), initial=len(self.done), desc=desc)
         with progress_bar(None, progress, **options) as bar:
             for batch in batches:
                 if self.done.issuperset(i for i, *_ in batch):
@@ -174,46 +169,40 @@ class Results:
                     if i not in self.done:
                         self.add(dict(i=i, digest=keys[i], **row))
                         bar.update()
-        if self._listed != self._own.keys():
-            self.save()
+        self.save()
 
     def save(self) -> None:
         "Write config, versions, rows and, if there is one, `summary`."
-        if self.path:
-            with locked(self.path):
-                while not self._write():
-                    pass
+        if not self.path:
+            return
+        with locked(self.path):
+            is_written = False
+            while not is_written:
+                state = self._state_of_file()
+                if state and state != self._state:  # another process wrote rows
+                    self._take_rows_of_file()
+                    self._state = state
+                with suppress(_WrittenMeanwhile), whole_file(self.path) as tmp:
+                    tmp.write_text(self._as_text(), encoding='utf-8')
+                    if self._state_of_file() != state:
+                        raise _WrittenMeanwhile
+                    is_written = True
+            self._state = self._state_of_file()
 
-    def _write(self):
-        "Write the file; return False if another process wrote it meanwhile."
-        state = self._state_of_file()
-        if state and state != self._state:  # another process wrote rows
-            stored = self._read()
-            self._keep(stored)
-            n_rows = len(stored['rows'] + stored.get('others', []))
-            if n_rows == len(self._rows) and self.summary is None:
-                self.summary = stored.get('summary')
+    def _as_text(self):
+        "Return the content of the file."
         head = {'config': self.config, 'versions': self.versions}
         if self.summary is not None:
             head['summary'] = _rounded(self.summary)
         parts = [json.dumps(sealed(head), indent=1).removesuffix('\n}')]
-        own = [row['digest'] for row in self.rows]
-        others = [key for key in self._rows if key not in self._own]
-        for name, keys in dict(rows=own, others=others).items():
-            lines = ',\n'.join(f'  {self._lines[key]}' for key in keys)
-            if keys or name == 'rows':
+        own = self.rows
+        listed = {row['digest'] for row in own}
+        others = [row for key, row in self._rows.items() if key not in listed]
+        for name, rows in dict(rows=own, others=others).items():
+            lines = ',\n'.join(f'  {json.dumps(row)}' for row in rows)
+            if rows or name == 'rows':
                 parts.append(f' "{name}": [\n{lines}\n ]')
-
-        def check():
-            if self._state_of_file() != state:
-                raise _WrittenMeanwhile
-
-        try:
-            write_text_atomic(self.path, ',\n'.join(parts) + '\n}\n', check)
-        except _WrittenMeanwhile:
-            return False
-        self._state, self._listed = self._state_of_file(), set(own)
-        return True
+        return ',\n'.join(parts) + '\n}\n'
 
 
 class _WrittenMeanwhile(Exception):
@@ -282,6 +271,15 @@ def method_digests(
 ) -> dict[str, str]:  # name → digest
     "Return digests of what each method computes, and of its options."
     return {k: digest([as_method(m).run, opts]) for k, (m, opts) in methods.items()}
+
+
+def row_digests(
+    inputs: CallInputs,
+    **others: Any,  # see `call_parts`
+) -> list[str]:
+    "Return for each text a digest of all that decides its row."
+    call = call_parts(inputs.model, inputs.tokenizer, **others)
+    return [digest([call, key]) for key in text_digests(inputs)]
 
 
 def text_digests(inputs: CallInputs) -> list[str]:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ import torch
 
 from ..core.arguments import Methods, Model, Texts, Tokenizer, one_of
 from ..core.arguments import whole_number
-from ..core.files import digest, keeps_rows_in, locked, reading
-from ..core.files import recorded_methods, whole_file
+from ..core.files import check_seal, digest, keeps_rows_in, locked, reading
+from ..core.files import recorded_methods, sealed, whole_file
 from ..core.hooks import restores_state, undo_on_exit
 from ..core.tensors import resolve_device
 from ..core.tools import needs, progress_bar
@@ -57,7 +58,6 @@ SCHEMA = pa.schema(
         ('r', pa.float64()),
         ('model', pa.string()),
         ('worker', pa.int64()),
-        ('call', pa.string()),  # digest of what decides all rows of the folder
         ('digest', pa.string()),
         ('checksum', pa.string()),
     ]
@@ -70,14 +70,10 @@ def _sha256(text):
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
-def _row_digest(parts, method, index, enc):
-    "Return a hash of all that decides a row, and of its place."
-    return digest([parts, method, index, dict(enc)])
-
-
-def _checksum(row):
-    "Return a hash of a row as it is read from a file, without its checksum."
-    return digest({k: v for k, v in row.items() if k not in ('checksum', 'worker')})
+def _row_digests(parts, methods, index, enc):
+    "Return for each method a hash of all that decides its row, and of its place."
+    of_methods = method_digests(methods)
+    return {k: digest([parts, key, index, dict(enc)]) for k, key in of_methods.items()}
 
 
 def _load(model, tokenizer, name, device):
@@ -114,7 +110,8 @@ class BatchWorker:
         loaded = _load(model, tokenizer, name, device)
         self.model, self.tokenizer, self.label = loaded
         # what decides all rows of a folder: part → digest
-        self.parts = call_parts(*loaded[:2], target=target)
+        cut = dict(truncation=truncation, max_length=max_length)
+        self.parts = call_parts(*loaded[:2], target=target, **cut)
 
     def call_parts(self) -> dict[str, str]:
         "Return `parts`, which an actor of Ray has elsewhere."
@@ -129,7 +126,8 @@ class BatchWorker:
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments)
-        by_method = method_digests(self.methods)
+        places = zip(batch['index'], encs)
+        digests = [_row_digests(self.parts, self.methods, *place) for place in places]
         rows = [
             dict(
                 index=i,
@@ -143,19 +141,16 @@ class BatchWorker:
                 loo=loo.scores.tolist(),
                 r=correlations_with_loo(a, loo)['r'],
                 model=self.label,
-                worker=os.getpid(),
-                call=digest(self.parts),
-                digest=_row_digest(self.parts, by_method[name], i, enc),
+                digest=keys[name],
             )
-            for i, text, enc, loo, *of_text in zip(
-                batch['index'], texts, encs, loos, *maps.values()
+            for i, text, loo, keys, *of_text in zip(
+                batch['index'], texts, loos, digests, *maps.values()
             )
             for name, a in zip(maps, of_text)
         ]
-        stored = pa.Table.from_pylist(rows, SCHEMA)
-        checksums = [_checksum(row) for row in stored.to_pylist()]
-        place = SCHEMA.get_field_index('checksum')
-        return stored.set_column(place, SCHEMA.field('checksum'), [checksums])
+        stored = pa.Table.from_pylist(rows, SCHEMA).to_pylist()  # rounded
+        worker = dict(worker=os.getpid())  # not part of what is sealed
+        return pa.Table.from_pylist([sealed(row) | worker for row in stored], SCHEMA)
 
     def write(
         self,
@@ -176,7 +171,7 @@ def read_sweep(
     """Read the rows of a sweep. A row that two files hold, because a worker died
     after it wrote one, is returned once.
     """
-    tables = _read_files(Path(out), columns)
+    tables = _read_files(Path(out))
     if not tables:
         raise FileNotFoundError(
             f"no rows in {Path(out).name!r}: run `lrp_loo sweep` first"
@@ -184,19 +179,17 @@ def read_sweep(
     for path, table in tables.items():
         if table is None:
             raise ValueError(f"{path} is incomplete; run the same sweep again")
-    rows = _join(out, tables.values())
-    return rows if columns is None else rows[list(dict.fromkeys([*_KEY, *columns]))]
+    names = SCHEMA.names if columns is None else dict.fromkeys([*_KEY, *columns])
+    return _join(out, tables.values())[list(names)]
 
 
 _FILE = r'[0-9a-f]{16}\.parquet'  # the names of a sweep's files
 _KEY = ['index', 'method']
-_NEEDED = [*_KEY, 'digest', 'call', 'text_sha256']
 
 
 def _join(out, tables):
     "Return the rows of tables, each once, by text; raise ValueError for two of a text."
-    rows = pd.concat([table.to_pandas() for table in tables])
-    rows = rows.drop_duplicates('digest')
+    rows = pa.concat_tables(tables).to_pandas().drop_duplicates('digest')
     twice = rows[rows.duplicated(_KEY)]
     if len(twice):
         raise ValueError(
@@ -206,11 +199,10 @@ def _join(out, tables):
     return rows.sort_values('index', kind='stable', ignore_index=True)
 
 
-def _read_files(out, columns):
+def _read_files(out):
     """Return path → table of a sweep's files, None for one that is damaged. Raise an
     error for one that cannot be read, or that `sweep` did not write.
     """
-    names = columns and list(dict.fromkeys([*_NEEDED, *columns]))
     tables = {}
     for name in sorted(os.listdir(out) if out.is_dir() else ()):
         path = out / name
@@ -229,13 +221,8 @@ def _read_files(out, columns):
             if not is_written_here:
                 raise ValueError("choose another output folder")
         for k, row in enumerate([] if table is None else table.to_pylist()):
-            if row['checksum'] != _checksum(row):
-                raise ValueError(
-                    f"{path}: row {k} (text {row['index']}, {row['method']}) was"
-                    " changed after it was written; delete the file, or start over"
-                    " (fresh=True, --fresh)"
-                )
-        tables[path] = None if table is None else table.select(names or SCHEMA.names)
+            check_seal(row | dict(worker=None), f'{path}: row {k}')
+        tables[path] = table
     return tables
 
 
@@ -252,39 +239,29 @@ def sweep_table(
     return audit_table(table, [], {}, n_copies)
 
 
-def _missing_indices(out, texts, wanted, parts, tables):
+def _missing_indices(out, wanted, parts, tables):
     """Return indices of texts that lack a row; raise ValueError for rows that another
     call made, or of other texts.
     """
     if not tables:
-        return list(range(len(texts)))
-    rows = _join(out, tables)
+        return sorted({i for i, _ in wanted})
     before = read_results(out / 'sweep.json')['config'].get('parts', {})
     names = [k for k in parts if before.get(k) != parts[k]]
-    if not (rows.call == digest(parts)).all() and not names:
-        names = ['what sweep.json does not say']
-    pairs = zip(rows['index'], rows.method)
-    differing = rows[[wanted.get(k, d) != d for k, d in zip(pairs, rows.digest)]]
-    has_these_texts = [_sha256(texts[i]) for i in differing['index']] == [
-        *differing.text_sha256
-    ]
-    is_of_methods = set(rows.method) != {name for _, name in wanted}
-    if is_of_methods or (len(differing) and has_these_texts):
-        names = names or ['methods, or in how a text is cut into tokens']
     start_over = "Choose another output folder, or start over (fresh=True, --fresh)."
     if names:
         raise ValueError(
             f"{out.name}/sweep.json holds rows of another run: config differs in"
             f" {', '.join(names)}. {start_over}"
         )
-    if len(differing):
+    rows = _join(out, tables).set_index(_KEY).digest.to_dict()
+    differing = sorted({i for (i, m), d in rows.items() if wanted.get((i, m), d) != d})
+    if differing:
         raise ValueError(
-            f"{out.name!r} holds rows of other texts: {differing['index'].nunique()} of"
-            f" {rows['index'].nunique()} differ, the first is number"
-            f" {differing['index'].min()}. {start_over}"
+            f"{out.name!r} holds rows of other texts: {len(differing)} of"
+            f" {len({i for i, _ in rows})} differ, the first is number"
+            f" {differing[0]}. {start_over}"
         )
-    keys = set(rows.digest)
-    return sorted({i for (i, _), key in wanted.items() if key not in keys})
+    return sorted({i for i, _ in wanted.keys() - rows})
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000011
 @contextlib.contextmanager
@@ -336,33 +313,26 @@ def _resources(ray, device, workers):
     return 'cuda' if on_gpu else 'cpu', workers
 
 
-@contextlib.contextmanager
-def _ray_workers(options, workers, out, progress):
-    """Yield the digests of `call_parts` and a function that computes batches by Ray's
-    actors; the batch of an actor that died is repeated.
+def _ray_pool(ray, workers, out, options):
+    """Return the `call_parts` of Ray's actors, and a function that computes batches by
+    them; the batch of an actor that died is repeated.
     """
-    with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
-        device, workers = _resources(ray, options['device'], workers)
-        options = options | dict(device=device)
-        if device == 'cpu':
-            options['threads'] = max(1, os.cpu_count() // workers)
-        repeated = dict(max_restarts=-1, max_task_retries=-1)
-        actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
-        actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
-        first, *others = ray.get([a.call_parts.remote() for a in actors])
-        names = [k for k in first for other in others if first[k] != other[k]]
-        if names:
-            raise ValueError(
-                f"the workers differ in {', '.join(dict.fromkeys(names))}, so their"
-                " rows may not be mixed; use machines of one kind"
-            )
-        pool = ray.util.ActorPool(actors)
-
-        def run(batches):
-            done = pool.map_unordered(lambda w, b: w.write.remote(b, out), batches)
-            list(progress_bar(done, progress, total=len(batches), desc='sweep'))
-
-        yield first, run
+    device, workers = _resources(ray, options['device'], workers)
+    options = options | dict(device=device)
+    if device == 'cpu':
+        options['threads'] = max(1, os.cpu_count() // workers)
+    repeated = dict(max_restarts=-1, max_task_retries=-1)
+    actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
+    actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
+    first, *others = ray.get([a.call_parts.remote() for a in actors])
+    names = [k for k in first for other in others if first[k] != other[k]]
+    if names:
+        raise ValueError(
+            f"the workers differ in {', '.join(dict.fromkeys(names))}, so their"
+            " rows may not be mixed; use machines of one kind"
+        )
+    compute = ray.util.ActorPool(actors).map_unordered
+    return first, partial(compute, lambda worker, b: worker.write.remote(b, out))
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
 def _check_run(texts, is_loaded, batch_size, engine, workers, out):
@@ -444,25 +414,22 @@ def sweep(
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(out / 'sweep', wait=False, names=_FILE))
         if engine == 'plain':
-            of_model = dict(model=inputs.model, tokenizer=inputs.tokenizer, name=label)
-            worker = BatchWorker(**options | of_model)
-            parts = worker.parts
-
-            def run(batches):
-                for batch in progress_bar(batches, progress, desc='sweep'):
-                    worker.write(batch, out)
-
+            worker = BatchWorker(inputs.model, inputs.tokenizer, name=label, **options)
+            parts, compute = worker.parts, partial(map, partial(worker.write, out=out))
         else:
-            workers_of = options | dict(model=model, name=name), workers, out, progress
-            parts, run = stack.enter_context(_ray_workers(*workers_of))
+            n = workers or max(2, torch.cuda.device_count())
+            ray = stack.enter_context(ray_cluster(n))
+            options |= dict(model=model, name=name)
+            parts, compute = _ray_pool(ray, workers, out, options)
         wanted = {
-            (i, name): _row_digest(parts, method, i, enc)
+            (i, name): key
             for i, enc in enumerate(inputs.encs)
-            for name, method in method_digests(methods).items()
+            for name, key in _row_digests(parts, methods, i, enc).items()
         }
-        tables = _read_files(out, _KEY)
+        parts = parts | dict(methods=digest(method_digests(methods)))
+        tables = _read_files(out)
         finished = [] if fresh else [t for t in tables.values() if t is not None]
-        missing = _missing_indices(out, texts, wanted, parts, finished)
+        missing = _missing_indices(out, wanted, parts, finished)
         config = dict(
             experiment='sweep',
             model=describe_model(inputs.model, label),
@@ -479,7 +446,9 @@ def sweep(
         starts = range(0, len(missing), batch_size)
         batches = [missing[start : start + batch_size] for start in starts]
         record.save()
-        run([dict(index=part, text=[texts[i] for i in part]) for part in batches])
+        batches = [dict(index=b, text=[texts[i] for i in b]) for b in batches]
+        how = dict(total=len(batches), desc='sweep')
+        list(progress_bar(compute(batches), progress, **how))
         rows = read_sweep(out, ['r', 'text_sha256', 'target', 'digest'])
         rows = rows[rows.digest.isin(wanted.values())]
         if len(rows) < len(wanted):

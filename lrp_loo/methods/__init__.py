@@ -38,8 +38,8 @@ from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, unwrap
 from ..models.parts import Parts
-from ..models.proofs import proofs_of
-from ..models.structure import provenance, walk_once
+from ..models.proofs import proofs_of, provenance
+from ..models.structure import walk_once
 from ..records import Attribution, Attributions, Comparison
 
 # %% ../../nbs/lib/methods.ipynb #00000010
@@ -53,8 +53,10 @@ def check_own_answer(
 ) -> None:
     "Raise `DifferentAnswer` if the object that was given computes another number."
     ids, compared = enc.get('input_ids'), getattr(tokenizer, 'compared', None)
-    if compared is None or compared is not enc and (
-        ids is None or not ids.equal(compared['input_ids'])
+    if (
+        compared is None
+        or compared is not enc
+        and (ids is None or not ids.equal(compared['input_ids']))
     ):
         return
     out, inputs, _ = tokenizer.own_answer()
