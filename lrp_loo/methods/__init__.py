@@ -53,8 +53,10 @@ def check_own_answer(
 ) -> None:
     "Raise `DifferentAnswer` if the object that was given computes another number."
     ids, compared = enc.get('input_ids'), getattr(tokenizer, 'compared', None)
-    if compared is None or compared is not enc and (
-        ids is None or not ids.equal(compared['input_ids'])
+    if (
+        compared is None
+        or compared is not enc
+        and (ids is None or not ids.equal(compared['input_ids']))
     ):
         return
     out, inputs, _ = tokenizer.own_answer()
