@@ -485,11 +485,9 @@ def _recorded(value, of_other):
     if isinstance(value, Set):
         return [_recorded(v, of_other) for v in sorted(value, key=str)]
     if isinstance(value, Mapping):
-        keys = {k: _recorded(k, of_other) for k in sorted(value, key=str)}
-        keys = {
-            k: key if isinstance(key, _PLAIN) else str(key) for k, key in keys.items()
-        }
-        return {key: _recorded(value[k], of_other) for k, key in keys.items()}
+        names = {k: function_name(k) if callable(k) else str(k) for k in value}
+        names = sorted(names.items(), key=lambda item: item[1])
+        return {name: _recorded(value[k], of_other) for k, name in names}
     return of_other(value)
 
 # %% ../../nbs/lib/core_files.ipynb #00000028
