@@ -301,7 +301,7 @@ def test_the_bar_counts_texts(demo, monkeypatch):
         bars.append(tqdm.auto.tqdm(**options, disable=False, file=io.StringIO()))
         return bars[-1]
 
-    monkeypatch.setattr('lrp_loo.evaluate.audit.progress_bar', made)
+    monkeypatch.setattr('lrp_loo.evaluate.results.progress_bar', made)
     lrp_loo.audit(*demo, [SENTENCE, 'a fine film', SENTENCE], method=['attn_lrp'])
     assert [(bar.n, bar.total) for bar in bars] == [(2, 2)]  # one is a copy
 

@@ -113,6 +113,9 @@ def test_a_text_pipeline_is_explained_with_its_settings(settings, demo):
     for text in [LONG] * bool(settings) + [LONG[:130], PAIR]:
         calls = []
         hook = pipe.model.register_forward_hook(lambda *x, n=calls: n.append(0))
+        for model in ((pipe, None), demo):  # what is shown once a model
+            explain(*model, [text], 'grad_x_input', truncation=True)
+        calls.clear()
         (a,) = explain(pipe, None, [text], 'grad_x_input')
         n_calls = len(calls)
         explain(demo[0], demo[1], [text], 'grad_x_input', truncation=True)

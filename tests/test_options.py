@@ -90,7 +90,9 @@ def test_other_functions_answer_alike(small, tokenizer):
 )
 def test_the_cost_of_a_method(small, tokenizer, name, options, passes):
     (a,) = explain(small, tokenizer, TEXTS[0], name, **options)
-    assert a.passes == (1 + len(a) if passes is None else passes)
+    # counted: a vision model's and this removal's f(x) is read once more
+    assert passes is None or a.passes == passes
+    assert passes is not None or 1 + len(a) <= a.passes <= 2 + len(a)
 
 
 @pytest.mark.parametrize('units', ['token', 'word'])

@@ -178,6 +178,7 @@ def test_a_file_of_a_version_that_stored_a_bool_is_read(demo, tmp_path, exact):
     a.save(tmp_path / 'a.json')
     stored = json.loads((tmp_path / 'a.json').read_text())
     stored['record']['fields']['info']['exact'] = exact
+    stored.pop('checksum', None)  # that version wrote none
     (tmp_path / 'a.json').write_text(json.dumps(stored))
     b = lrp_loo.load(tmp_path / 'a.json')
     assert b.exact == b.content_is_exact == exact

@@ -23,7 +23,7 @@ from ..inputs.units import Units
 from ..core.tensors import check_tokens_alone
 from ..core.hooks import forward_hooks, restores_state
 from ..loo.removals import key_weights, n_patches
-from ..loo.states import StoredText, input_hooks, why_no_states
+from ..loo.states import PER_TOKEN, StoredText, input_hooks, why_no_states
 from ..lrp import lrp_rules
 from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
@@ -142,8 +142,17 @@ class _FusedCalls(AttentionMode):
         self.states = []  # keys and values
         self.shapes = {}  # a call's index → shape of its attention weights
         self.positions = {}  # a call's index → its `Positions`, or None
+        self.is_complete = True  # False: maps of a call have to be recorded
 
-    def attend(self, fused):
+    def attend(self, call):
+        "Return the output of a fused call in the context."
+        out = self.without_maps(call)
+        if out is None:
+            self.is_complete = False
+            return call.compute()
+        return out
+
+    def without_maps(self, fused):
         "Return the output of a fused call; None if its maps have to be recorded."
         q, bias = fused.query, fused.bias()
         is_learned = bias is not None and bias.requires_grad
@@ -162,7 +171,7 @@ class _FusedCalls(AttentionMode):
 
     def rule(self, call, composite):
         "Compute attention in place of `fused_attention`."
-        out = self.attend(AttentionCall(*call.args, **call.kwargs))
+        out = self.without_maps(AttentionCall(*call.args, **call.kwargs))
         context = call.context
         if out is None:
             return fused_attention(call, composite)
@@ -345,13 +354,14 @@ class _Pass:
         self.positions = calls.positions
         if isinstance(target, GeneratedReadout):
             out, weights = self.forward(gradient())
-        elif why_no_states(self.model):
+        elif why_no_states(self.model) or not self.batch.keys() <= PER_TOKEN:
             rule = {'scaled_dot_product_attention': calls.rule}
             out, weights = self.forward(replace(gradient(), rules=rule))
         else:  # a known model: noting operations takes a third of a short pass
             with calls, self.key_weights():
                 out, weights = forward(self.model, self.batch), calls.weights
-        if calls.queries and weights:  # calls of both kinds: their order is unknown
+        # of calls of both kinds the order is unknown
+        if not calls.is_complete or calls.queries and weights:
             calls = _FusedCalls(self.receive)
             out, weights = self.forward(gradient())
         self.states = calls.states

@@ -254,11 +254,10 @@ def call_parts(
     **others: Any,  # what else decides all rows, such as the target
 ) -> dict[str, str]:  # part of a call → its digest
     "Return digests of what decides all rows of a call."
-    kind = getattr(tokenizer, 'inside', tokenizer)
-    settings = ('settings', 'function', 'template')  # of an `ObjectTokenizer`
     parts = dict(
         model=model,
-        tokenizer=[kind, *(vars(tokenizer).get(k) for k in settings if tokenizer)],
+        # settings of an object decide the tokens, which each row's digest has
+        tokenizer=getattr(tokenizer, 'inside', tokenizer),
         versions=versions(),
         kernels=kernels(device_of(model)),
         **others,

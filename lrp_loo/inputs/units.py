@@ -10,7 +10,6 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'text_spans', 'Units', 't
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
-from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, TypeAlias, Union
 
@@ -18,7 +17,7 @@ import regex
 import torch
 
 from ..core.arguments import Tokenizer, UnitsName, one_of
-from ..models.encoding import is_message, special_mask
+from ..models.encoding import is_message, special_mask, tokenize_text
 from ..models.parts import Parts
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000005
@@ -146,23 +145,18 @@ def token_spans(
             f"{type(tokenizer).__name__} does not return the character offsets of"
             " its tokens; units other than 'token' need a fast tokenizer"
         )
-    end, spans = 0, [None] * len(ids)
-    options = dict(add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    for part, text in enumerate(parts):
-        encoding = tokenizer(text, **options)
-        # other tokens stand around a part, and it may be cut
-        matcher = SequenceMatcher(None, ids.tolist(), encoding['input_ids'], False)
-        start, first, n = matcher.find_longest_match(end)
-        end = start + n
-        offsets = encoding['offset_mapping'][first : first + n]
-        spans[start:end] = [(part, *offset) for offset in offsets]
-    is_special = special_mask(tokenizer, ids)
-    if not all(s or span for s, span in zip(is_special, spans)):
-        raise ValueError(
-            "the text does not encode to these tokens, so units are not known; take"
-            " units='token', and give the text that was encoded"
+    # the options by which `encode` may have encoded a text, a prompt or a chat
+    for options in ({}, dict(max_length=len(ids)), dict(add_special_tokens=False)):
+        encoding, columns = tokenize_text(
+            tokenizer, parts, return_tensors='pt', verbose=False, **options
         )
-    return _with_marks(spans, parts)
+        if encoding['input_ids'][0, columns][: len(ids)].equal(ids):
+            break
+    else:
+        return _with_marks(_spans_part_by_part(tokenizer, parts, ids), parts)
+    offsets = encoding.encodings[0].offsets[columns]
+    spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
+    return _with_marks([None if k is None else (k, *s) for k, s in spans], parts)
 
 
 def _with_marks(spans, parts):
@@ -180,6 +174,39 @@ def _with_marks(spans, parts):
         return part, start, end
 
     return [span and extended(*span) for span in spans]
+
+
+def _spans_part_by_part(tokenizer, parts, ids):
+    "Return `token_spans` of parts that were encoded separately."
+    rest, spans = ids.tolist(), []
+    is_outside = ~special_mask(tokenizer, ids)  # non-special tokens outside the parts
+    for part, text in enumerate(parts):
+        options = dict(return_offsets_mapping=True, verbose=False)
+        encodings = [
+            tokenizer(**{source: text}, add_special_tokens=is_whole, **options)
+            for source in ('text', 'text_target')
+            for is_whole in (True, False)
+        ]
+        # other tokens may stand before it, such as a decoder's first token
+        matches = (
+            (start, e)
+            for start in range(len(spans), len(rest))
+            for e in encodings
+            if rest[start : start + len(e['input_ids'])] == e['input_ids']
+        )
+        start, encoding = next(matches, (len(rest), None))
+        spans += [None] * (start - len(spans))
+        if encoding is None:
+            break
+        for sequence, (a, b) in zip(encoding.sequence_ids(), encoding.offset_mapping):
+            spans.append(None if sequence is None else (part, a, b))
+        is_outside[start : len(spans)] = False
+    if is_outside.any():
+        raise ValueError(
+            "the text does not encode to these tokens, so units are not known; take"
+            " units='token', and give the text that was encoded"
+        )
+    return spans + [None] * (len(rest) - len(spans))
 
 
 def _units_of_tokens(spans, parts, unit_spans, joins_space, content):

@@ -322,7 +322,7 @@ class _Text:
         "Return what is equal for texts that share batches; None if it cannot be padded."
         if not reads_logits(self.target):
             return None
-        padding = self.model.config.pad_token_id
+        padding = getattr(self.model.config, 'pad_token_id', None)
         # a decoder's classifier reads the last token that is no padding
         is_classifier = self.model.get_output_embeddings() is None
         has_padding = padding is None or bool((self.enc['input_ids'] == padding).any())

@@ -25,6 +25,7 @@ from ..inputs.scores import read_row_only
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..loo import many_loo
+from ..loo.states import PER_TOKEN
 from ..loo.removals import EncodedText, Removal, as_removal
 from ..lrp import lrp_rules
 from ..lrp.composite import Composite, attn_lrp, gradient
@@ -152,10 +153,20 @@ class _Path:
 
     def __post_init__(self):
         self.rows = torch.arange(len(self.end), device=self.end.device)
+        self.lengths = None  # of texts padded at the end, if only logits are read
+        batch, mask = self.batch, self.batch.get('attention_mask')
+        has_ids = 'input_ids' in batch and batch.keys() <= PER_TOKEN
+        if mask is not None and has_ids and not callable(self.readout.target):
+            is_shifted = bool((mask[:, 1:] > mask[:, :-1]).any())
+            # a model may pad the text itself, to whole windows of attention
+            if not is_shifted and self.end.shape[1] == mask.shape[1]:
+                self.lengths = mask.sum(1)
 
     def values(self, embeddings, rows):
         "Return f at embeddings (k·rows, T, d), k copies of these texts."
         n_copies, batch = len(embeddings) // len(rows), self.batch
+        if self.lengths is not None:
+            batch = {k: v[:, : embeddings.shape[1]] for k, v in batch.items()}
         if len(self.end) > 1:  # one text may have several images
             batch = {k: v[rows] for k, v in batch.items()}
         with (
@@ -175,8 +186,10 @@ class _Path:
         indices = torch.arange(len(texts), device=texts.device)
         for part, watch in zip(indices.split(self.rows_per_pass), watches):
             chosen = texts[part]
-            start = self.start[chosen]
-            step = self.end[chosen] - start
+            # without the padding that none of these texts needs
+            width = None if self.lengths is None else int(self.lengths[chosen].max())
+            start = self.start[chosen, :width]
+            step = self.end[chosen, :width] - start
             with torch.enable_grad():
                 x = start + _per_row(positions[part], self.end) * step
                 x.requires_grad_()
@@ -184,7 +197,9 @@ class _Path:
                     # a batch of one text has only row 0
                     values = self.values(x, chosen if len(self.end) > 1 else self.rows)
                 gradient_x = input_gradient(values, x)
-            yield part, values.detach(), self.reduce(step * gradient_x)
+            products = torch.zeros_like(self.end[chosen])
+            products[:, :width] = step * gradient_x
+            yield part, values.detach(), self.reduce(products)
 
     def gauss_legendre(self, n_steps):
         "Return the integral of each text by a quadrature with n_steps points."

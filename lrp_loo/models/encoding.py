@@ -176,6 +176,11 @@ def surrounding_ids(tokenizer: Tokenizer, text: str) -> tuple[list, list, list]:
     return [], ids, []
 
 
+@cached_in_call
+def _call_tokenizer(tokenizer, parts, options):
+    return tokenizer(*parts, **dict(options))
+
+
 def tokenize_text(
     tokenizer: Tokenizer,
     parts: tuple,  # a text, or two
@@ -185,7 +190,8 @@ def tokenize_text(
     "Return the encoding, and the slice of it that repeats no special token."
     n_front = n_back = 0
     special = tuple(filter(None, getattr(tokenizer, 'all_special_tokens', ())))
-    if special and parts[0].startswith(special):
+    starts_special = special and parts[0].startswith(special)
+    if starts_special and options.get('add_special_tokens', True):
         front, ids, _ = surrounding_ids(tokenizer, parts[0])
         if front and ids[: len(front)] == front:
             _, ids, back = surrounding_ids(tokenizer, parts[-1])
@@ -194,7 +200,7 @@ def tokenize_text(
     limits = {}
     if max_length is not None:
         limits = dict(truncation=True, max_length=max_length + n_front)
-    enc = tokenizer(*parts, **limits, **options)
+    enc = _call_tokenizer(tokenizer, parts, tuple((limits | options).items()))
     ids = torch.as_tensor(enc['input_ids']).flatten().tolist()
     end = len(ids) - n_back
     # truncation has removed the special tokens written at the end
