@@ -20,6 +20,7 @@ import platform
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
@@ -448,9 +449,14 @@ def function_name(
         return f
     qualname = getattr(f, '__qualname__', type(f).__name__)
     name = f"{getattr(f, '__module__', '')}.{qualname}"
+    code = getattr(f, '__code__', None)
+    if code is None or '<' not in qualname:
+        return name
     # two functions of one name differ in their code, or in what they enclose
-    has_code = '<' in qualname and hasattr(f, '__code__')
-    return f'{name} ({digest(f)[:8]})' if has_code else name
+    constants = [getattr(c, 'co_code', c) for c in code.co_consts]
+    enclosed = [c.cell_contents for c in f.__closure__ or ()]
+    values = (code.co_names, constants, enclosed, f.__defaults__, f.__kwdefaults__)
+    return f'{name} ({zlib.crc32(code.co_code + repr(values).encode()):08x})'
 
 
 def recorded_methods(
