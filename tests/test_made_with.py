@@ -127,6 +127,8 @@ def test_weights_that_are_elsewhere_are_refused(how, tokenizer, tmp_path):
             dist.destroy_process_group()
 
 
+# torch warns of what its own flex_attention imports
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
 @pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'ig'])
 def test_flex_attention_is_refused(tokenizer, method):
     flexible = random_bert(layers=2, attn_implementation='flex_attention')
