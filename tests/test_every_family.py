@@ -53,6 +53,7 @@ def test_a_family_is_right_or_refused(family):
 # Longformer and the last three change a layer's output in place
 @pytest.mark.parametrize('family', [*LIVE[:12], 'falcon', 'nystromformer', 'funnel'])
 @pytest.mark.parametrize('make', [attn_lrp, cp_lrp])
+@pytest.mark.filterwarnings('ignore:no rule for')
 def test_a_small_eps_is_near_its_limit(family, make):
     task = tasks_of(family)[0]
     model = build(family, task, WIDEST)

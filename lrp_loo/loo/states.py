@@ -85,7 +85,7 @@ def _failed_trial(model):
     n = inputs['input_ids'].shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=inputs['input_ids'].device)
     for variant, tokens in enumerate([[], [1], [2, n - 2], [1, 3]]):
-        keep[variant, tokens] = False
+        keep[variant, [min(i, n - 2) for i in tokens]] = False
     read = [n - 1] if causal else [0]
     try:
         stored, _ = StoredText.read(model, inputs)
