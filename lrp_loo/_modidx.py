@@ -653,8 +653,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lrp_loo.loo.checks.agree': ('lib/loo_checks.html#agree', 'lrp_loo/loo/checks.py'),
                                     'lrp_loo.loo.checks.check_hidden': ('lib/loo_checks.html#check_hidden', 'lrp_loo/loo/checks.py'),
                                     'lrp_loo.loo.checks.differs': ('lib/loo_checks.html#differs', 'lrp_loo/loo/checks.py'),
-                                    'lrp_loo.loo.checks.padding_changes_values': ( 'lib/loo_checks.html#padding_changes_values',
-                                                                                   'lrp_loo/loo/checks.py'),
                                     'lrp_loo.loo.checks.spread': ('lib/loo_checks.html#spread', 'lrp_loo/loo/checks.py'),
                                     'lrp_loo.loo.checks.value_and_scale': ('lib/loo_checks.html#value_and_scale', 'lrp_loo/loo/checks.py')},
             'lrp_loo.loo.engines': { 'lrp_loo.loo.engines.SubsetOptions': ('lib/loo_engines.html#subsetoptions', 'lrp_loo/loo/engines.py'),

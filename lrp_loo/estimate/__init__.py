@@ -178,10 +178,10 @@ def closed_forms(
     terms = removal_pass(model, batch, target, units)
     scores, spread = terms.terms.sum(1), terms.spread.pow(2).sum(1).sqrt()
     noise = NOISE if n_layers(model) <= SHALLOW else DEEP_NOISE
-    posteriors = []
-    for i, enc in enumerate(encs):
-        text = EncodedText(model, enc)
-        check_hidden(text, target, as_keys=True)
+    posteriors, texts = [], [EncodedText(model, enc) for enc in encs]
+    for text in sorted(texts, key=lambda text: -text.n_positions):
+        check_hidden(text, target, as_keys=True)  # the longest stands for others
+    for i, (enc, text) in enumerate(zip(encs, texts)):
         unit = units[i] if units else None
         n = text.n_positions if unit is None else len(unit)
         is_content = content_units(tokenizer, enc, unit, n)

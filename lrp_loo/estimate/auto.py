@@ -224,7 +224,7 @@ def auto_scores(
     if len(scores) == 1:
         return scores[0]
     joined = Scores.joined(scores)
-    joined.in_one_batch = len(rest) > 1 and not is_half
+    joined.batch = [] if is_half else rest
     return joined
 
 

@@ -235,7 +235,7 @@ class Scores:
     readout: Readout  # reads the explained number of each text
     info: list = None  # a dict per text, or one for all: for `Attribution.info`
     partial_estimates: list = None  # per text: where more passes continue, or None
-    in_one_batch: bool = True  # False: each text was computed by itself
+    batch: list[int] | None = None  # texts computed in one batch; None: all
 
     def __post_init__(self):
         kinds = (torch.Tensor, torch.Tensor, Readout)
@@ -268,7 +268,7 @@ class Scores:
             Readout.joined([p.readout for p in parts]),
             [p.info[0] for p in parts],
             [p.partial_estimates[0] for p in parts],
-            in_one_batch=False,
+            batch=[],
         )
 
 

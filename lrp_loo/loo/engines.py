@@ -22,7 +22,7 @@ from ..core.tensors import pad_batch, per_token
 from ..inputs.scores import GeneratedReadout, as_readout, last_rows_only
 from ..inputs.scores import read_row_only, reads_logits
 from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
-from .checks import agree, check_hidden, differs, padding_changes_values
+from .checks import agree, check_hidden, differs
 from .checks import spread, value_and_scale
 from .removals import AttentionMask, EncodedText, Fill, Removal, as_removal
 from .states import StoredText, changed_rows, is_causal
@@ -406,12 +406,6 @@ def _read_in_batches(texts, options, counter, stored=None):
             groups.setdefault(text.batch_key or text, []).append(text)
     for group in groups.values():
         n = max(1, max_rows // group[-1].keep.shape[1])
-        shares_batches = len(group) > 1 and n > 1
-        encs = [text.enc for text in group]
-        if shares_batches and padding_changes_values(
-            group[0].model, encs, group[0].target
-        ):
-            n = 1
         for start in range(0, len(group), n):
             some = group[start : start + n]
             if len(some) > 1 or stored is not None or some[0].states_save_time():

@@ -24,11 +24,10 @@ from ..estimate.parts import PART_METHODS, part_scores
 from ..inputs.call import CallInputs, as_list, class_names, content_entries
 from ..inputs.call import group_by_target, has_vocabulary
 from ..inputs.scores import GeneratedReadout, Scores, compute_all_rows
-from ..inputs.scores import reads_logits
 from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
 from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
-from ..loo.checks import agree, differs, padding_changes_values, value_and_scale
+from ..loo.checks import agree, differs, value_and_scale
 from ..loo.engines import random_choice, read_whole
 from ..loo.removals import accepts_attention_mask
 from .table import Refusal, as_method, check_options, method_name
@@ -73,18 +72,19 @@ def check_own_answer(
         )
 
 
-def _texts_to_compare(encs, target, is_known):
+def _texts_to_compare(lengths, encs, target, is_known):
     """Return the indices of a batch's texts that are compared with the model's own
-    forward: the shortest, the longest and a random one unless the number is known to be
-    right for such texts; of a function, which may read any row, all that are padded.
+    forward: a random one, the longest and the shortest of each length modulo four (a
+    model may pool two or four tokens), unless the number is known to be right for such
+    texts; of a function, which may read any row, all that are padded.
     """
-    lengths = [e['input_ids'].shape[1] if 'input_ids' in e else 0 for e in encs]
-    order = sorted(range(len(encs)), key=lengths.__getitem__)
-    padded = [i for i in order if lengths[i] < max(lengths)] if callable(target) else []
+    order, longest = sorted(lengths, key=lengths.get), max(lengths.values())
+    padded = [i for i in order if lengths[i] < longest] if callable(target) else []
     if is_known:
         return padded
-    ends = [order[0], order[-1], random_choice(encs[order[-1]], len(encs))]
-    return [*dict.fromkeys(padded + ends)]
+    shortest = {lengths[i] % 4: i for i in reversed(order)}.values()
+    drawn = order[random_choice(encs[order[-1]], len(order))]
+    return [*dict.fromkeys([*padded, order[-1], drawn, *shortest])]
 
 
 @torch.no_grad()
@@ -101,20 +101,29 @@ def differs_from_model(
     if getattr(model, 'allows_other_inputs', False):
         return False
     kind = 'function' if callable(target) else repr(as_target(target))
-    proofs, claim = proofs_of(model), ('f(x)', name, kind, *sorted(encs[0]))
-    n = max(enc['input_ids'].shape[1] if 'input_ids' in enc else 1 for enc in encs)
+    batch = range(len(encs)) if scores.batch is None else scores.batch
+    if not batch:  # computed one by one
+        return False
+    sizes = [enc['input_ids'].shape[1] if 'input_ids' in enc else 1 for enc in encs]
+    lengths = {i: sizes[i] for i in batch}
+    is_padded, n = len(set(lengths.values())) > 1, max(lengths.values())
+    proofs, claim = proofs_of(model), ('f(x)', is_padded, name, kind, *sorted(encs[0]))
+    if claim in proofs.outcomes:
+        return True
     is_known = proofs.covers(claim, n, n)
-    for i in _texts_to_compare(encs, target, is_known):
+    for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
         output = plain_forward(model, encs[i])
         alone, scale = value_and_scale(output, encs[i], fixed)
         if differs(scores.values[i].detach(), alone[0], scale):
+            if is_padded:
+                proofs.outcomes[claim] = 'padding changes the number'
             return True
     proofs.add_lengths(claim, 1, n)
     return False
 
 
-def _can_share_batch(model, encs, target):
+def _can_share_batch(model, encs):
     "Return True if these texts may be padded into one batch."
     if len(encs) == 1:
         return True
@@ -123,9 +132,7 @@ def _can_share_batch(model, encs, target):
         return False
     if len({e['input_ids'].shape[1] for e in encs if 'input_ids' in e}) <= 1:
         return True
-    if 'attention_mask' not in encs[0] or not accepts_attention_mask(model):
-        return False
-    return not reads_logits(target) or not padding_changes_values(model, encs, target)
+    return 'attention_mask' in encs[0] and accepts_attention_mask(model)
 
 # %% ../../nbs/lib/methods.ipynb #0000000d
 class _Text(NamedTuple):
@@ -309,10 +316,15 @@ class _MethodCall:
     def explain(self, texts, target):
         "Return one `Attribution` per text of a batch."
         encs = [t.enc for t in texts]
-        if _can_share_batch(self.model, encs, target):
+        if _can_share_batch(self.model, encs):
             start, name = time.perf_counter(), method_name(self.method)
-            scores = self.scores(texts, target)
-            if not scores.in_one_batch or not differs_from_model(
+            try:
+                scores = self.scores(texts, target)
+            except ValueError:
+                if len(texts) == 1:
+                    raise
+                scores = None  # it takes no padding, or refuses a text
+            if scores is not None and not differs_from_model(
                 self.model, encs, target, scores, name
             ):
                 return self.records(texts, scores, start)
@@ -344,8 +356,6 @@ class _MethodCall:
         for target, group in group_by_target(targets):
             group.sort(key=lambda i: shapes[i])
             lengths = [shapes[i][-1] for i in group]
-            encs = [texts[i].enc for i in group]
-            _can_share_batch(self.model, encs, target)  # once for all batches
             parts = similar_sizes(lengths, batch_size, batch_size * lengths[-1])
             for part in reversed(parts):  # what is shown of long texts holds for others
                 batch = group[part]

@@ -404,4 +404,4 @@ def loo_scores(
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
     scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)
     readout = Readout.joined(readouts)
-    return Scores(scores, torch.cat(values), readout, infos, in_one_batch=False)
+    return Scores(scores, torch.cat(values), readout, infos, batch=[])

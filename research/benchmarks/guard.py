@@ -34,8 +34,6 @@ def without_checks():
     for name, value in {
         'models.proofs.Proofs.holds': True,
         'methods.differs_from_model': False,
-        'methods.padding_changes_values': False,
-        'loo.engines.padding_changes_values': False,
         'loo.engines._are_right': True,
         'loo.engines.Variants._is_read_alone': True,
         'loo.engines.check_hidden': None,
