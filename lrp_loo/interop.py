@@ -294,7 +294,7 @@ class AttentionRollout(Attributor):
 
 
 class RemovalEstimate(Attributor):
-    "Leave-One-Out by attention mask, estimated; 'removal+loo' adds n_exact= passes."
+    "Leave-One-Out by attention mask, estimated from one gradient pass."
 
     default_method = 'removal'
 

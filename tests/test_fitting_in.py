@@ -28,7 +28,6 @@ CASES = {  # method → class, options
     'loo': (LeaveOneOut, {}),
     'rollout': (AttentionRollout, {}),
     'removal': (RemovalEstimate, {}),
-    'removal+loo': (RemovalEstimate, dict(n_exact=2)),
 }
 
 

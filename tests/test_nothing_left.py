@@ -113,7 +113,7 @@ def explained(method, *target, **options):
     return lambda m, t, x: explain(m, t, x, method, *target, **options)
 
 
-SEVERAL = ('attn_lrp', 'removal', 'removal+loo', 'rollout')
+SEVERAL = ('attn_lrp', 'removal', 'rollout')
 QUIET = dict(progress=False)
 
 
@@ -205,7 +205,6 @@ ON_PAGE = [m for m in METHODS if METHODS[m].on_page]
 CLASSES = 'LRP GradientXInput IntegratedGradients LeaveOneOut AttentionRollout'.split()
 OF_METHODS = {
     **{name: explained(name) for name in METHODS},
-    'removal+loo with n_exact': explained('removal+loo', n_exact=2),
     'attn_lrp with a layer': explained('attn_lrp', bypass_softmax=[0]),
     'attn_lrp with eps': explained('attn_lrp', eps=1e-6),
 }
@@ -229,9 +228,8 @@ OTHERS = {
     'pairs, removal': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'removal'),
     'exact pairs': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'exact'),
     **{name: of_class(name) for name in CLASSES},
-    'RemovalEstimate': of_class('RemovalEstimate', method='removal+loo', n_exact=2),
 }
-for method in ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'removal+loo', 'grad_x_input'):
+for method in ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'grad_x_input'):
     OTHERS |= {f'{method}, {how}': ended(method, how) for how in ENDS}
 CONTEXTS = ('auto', 'loo', 'removal', 'removal+rows', 'attn_lrp')
 
@@ -300,7 +298,7 @@ needs_proc = pytest.mark.skipif(
 
 
 @needs_proc
-@pytest.mark.parametrize('method', ['removal', 'removal+loo', 'removal+rows'])
+@pytest.mark.parametrize('method', ['removal', 'removal+rows'])
 @pytest.mark.parametrize('model', [encoder, decoder_classifier])
 def test_no_memory_stays_behind(model, method):
     "A graph that stays would be three MiB per call here."

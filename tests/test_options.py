@@ -82,8 +82,6 @@ def test_other_functions_answer_alike(small, tokenizer):
         ('cp_lrp', {}, 3),
         ('rollout', {}, 1),
         ('removal', {}, 3),
-        ('removal+loo', dict(n_exact=2), 3 + 2),
-        ('removal+loo', dict(n_exact=0), 3),
         ('ig', dict(n_steps=5), 2 + 3 * 5),
         ('loo', dict(removal='zero_embedding'), None),
     ],

@@ -32,7 +32,6 @@ MethodName: TypeAlias = Literal[
     'auto',
     'loo',
     'removal',
-    'removal+loo',
     'removal+rows',
     'attn_lrp',
     'cp_lrp',

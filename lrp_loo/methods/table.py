@@ -19,7 +19,7 @@ import torch
 
 from ..core.arguments import Methods, OneMethod, one_of
 from ..core.hooks import restores_state
-from ..estimate import removal_loo_scores, removal_rows_scores, removal_scores
+from ..estimate import removal_rows_scores, removal_scores
 from ..estimate.auto import auto_scores
 from ..lrp.composite import Composite, attn_lrp, cp_lrp, gradient
 from .baselines import ig_scores, loo_scores, lrp_scores, rollout_scores
@@ -296,7 +296,6 @@ METHODS = {
         on_page=3,
         **_PER_TOKEN,
     ),
-    'removal+loo': Method(removal_loo_scores, 'removal + LOO', 'C1'),
     'removal+rows': Method(
         removal_rows_scores, 'removal + rows', '#008080', **_PER_TOKEN
     ),

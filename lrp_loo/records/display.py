@@ -25,7 +25,7 @@ DOWN = (33, 102, 172)  # blue
 STRENGTH = 0.65
 FAINT = 0.15  # share of the largest score below which a cell has no + or −
 LEAST_EFFECT = 0.01  # share of the explained number that a word must change
-LOO_METHODS = ('auto', 'loo', 'removal')  # and those with a suffix, 'removal+loo'
+LOO_METHODS = ('auto', 'loo', 'removal')  # and 'removal+rows'
 
 
 def score_colour(

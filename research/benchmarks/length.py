@@ -42,7 +42,6 @@ METHODS = {
     'rollout': ('rollout', {}),
     'ig': ('ig', {}),
     'removal': ('removal', {}),
-    'removal+loo': ('removal+loo', {}),
     'loo': ('loo', {}),
 }
 

@@ -31,7 +31,7 @@ for line in sys.stdin:
 METHODS = [
     dict(method=m)
     for m in (
-        'loo removal removal+rows removal+loo attn_lrp cp_lrp ig rollout grad_x_input'
+        'loo removal removal+rows attn_lrp cp_lrp ig rollout grad_x_input'
     ).split()
 ]
 METHODS += [dict(method='loo', units='word')]

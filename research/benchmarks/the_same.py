@@ -146,7 +146,6 @@ OPTIONS = {
     ],
     'rollout': [dict(residual=True)],
     'loo': [dict(token_budget=32), dict(removal='none such')],
-    'removal+loo': [dict(n_exact=2), dict(n_exact=3)],
     'removal+rows': [dict(n_rows=2), dict(n_rows=6, rest=False)],
 }
 RULES = (  # of `Composite`

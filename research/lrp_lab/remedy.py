@@ -26,26 +26,15 @@ from lrp_loo.paper.style import (
 from lrp_loo.core.stats import paired_difference, per_text
 
 # %% ../nbs/21_remedy.ipynb #51b6ebf5
-# name → (method, options); passes are forward-backward passes, exact ones
-# forward only
+# name → (method, options)
 REMEDY = {
     'removal': ('removal', {}),
-    'removal + 1 exact': ('removal+loo', dict(n_exact=1)),
-    'removal + 3 exact': ('removal+loo', dict(n_exact=3)),
-    'removal + 8 exact': ('removal+loo', dict(n_exact=8)),
-    'removal+loo': ('removal+loo', {}),
     'attn_lrp': ('attn_lrp', {}),
     'cp_lrp': ('cp_lrp', {}),
     'grad_x_input': ('grad_x_input', {}),
     'rollout': ('rollout', {}),
 }
-WITH_CURVES = (  # these get MoRF and LeRF
-    'loo',
-    'removal',
-    'removal+loo',
-    'attn_lrp',
-    'cp_lrp',
-)
+WITH_CURVES = ('loo', 'removal', 'attn_lrp', 'cp_lrp')  # these get MoRF and LeRF
 LRP_VARIANTS = ('attn_lrp', 'cp_lrp')
 REMEDY_PARTS = {  # part → tokens removed at a time in the curves
     'sst2': 1,

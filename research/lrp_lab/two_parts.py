@@ -179,9 +179,7 @@ def verdict_methods(
     n: int,  # layers
 ) -> dict:  # name → (method, options)
     "The paper's sweeps, what they are compared with, and our default."
-    found = sweep_methods(n) | {
-        m: (m, {}) for m in ('grad_x_input', 'ig', 'removal', 'removal+loo')
-    }
+    found = sweep_methods(n) | {m: (m, {}) for m in ('grad_x_input', 'ig', 'removal')}
     return found | {f'auto, {k}': ('auto', dict(passes=k)) for k in BUDGETS}
 
 
