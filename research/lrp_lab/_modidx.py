@@ -116,7 +116,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'lrp_lab.gap.gap_row': ('gap.html#gap_row', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.gap_table': ('gap.html#gap_table', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.gap_tables': ('gap.html#gap_tables', 'lrp_lab/gap.py'),
-                             'lrp_lab.gap.loo_of_classes': ('gap.html#loo_of_classes', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.measure_whole': ('gap.html#measure_whole', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.whole_training': ('gap.html#whole_training', 'lrp_lab/gap.py')},
             'lrp_lab.grid': { 'lrp_lab.grid.Blur': ('grid.html#blur', 'lrp_lab/grid.py'),

@@ -130,7 +130,7 @@ def frontier_tables(
     table = frontier_table(results).round(3)
     ahead = {k: interval_text(d) for k, d in behind_at_cost(results).items()}
     table['auto − it'] = pd.Series(ahead)
-    return [(rows_heading(part, results), table.fillna('').to_string())]
+    return [(rows_heading(part, results), table.astype(object).fillna('').to_string())]
 
 
 _LOO = method_look('removal+loo') | dict(ls='none')
