@@ -228,6 +228,7 @@ OTHERS = {
     'pairs, removal': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'removal'),
     'exact pairs': lambda m, t, x: lrp_loo.explain_pairs(m, t, x, 'exact'),
     **{name: of_class(name) for name in CLASSES},
+    'RemovalEstimate': of_class('RemovalEstimate'),
 }
 for method in ('attn_lrp', 'cp_lrp', 'ig', 'removal', 'grad_x_input'):
     OTHERS |= {f'{method}, {how}': ended(method, how) for how in ENDS}
