@@ -103,16 +103,16 @@ def assert_exact(loo, expected, logit):
 
 
 def assert_loo_is_exact(model, enc):
-    loo, row, target = leave_one_out(model, enc)
-    expected, _ = one_masked_pass_at_a_time(model, enc, target)
-    # a logit near 0 is a sum of terms as large as those of the others
-    assert_exact(loo, expected, row.abs().max())
+    loo, _, target = leave_one_out(model, enc)
+    assert_exact(loo, *one_masked_pass_at_a_time(model, enc, target))
 
 
 @pytest.mark.parametrize('name', UNLISTED)
 def test_unlisted_families_are_masked(name):
     for std in (None, 0.05, 0.1):
         model = unlisted_model(name, std)
+        # such weights give effects near 1e-5: rounding would be what is compared
+        model = model.double() if std is None else model
         assert why_no_states(model) or name.startswith('MPNet')
         assert_loo_is_exact(model, text())
 

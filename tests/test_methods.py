@@ -1,5 +1,7 @@
 "Adding a method is one record; lists and padding; what methods do at the edges of what they know."
 
+from dataclasses import dataclass, replace
+
 from conftest import TEXTS, CountTokens, random_bert, shallow_demo
 from every_family import Words
 from families import DECODER, FAMILIES, SIZES, drawn, random_inputs, random_model
@@ -122,6 +124,53 @@ def test_numbers_are_compared_with_the_models_own_forward_once(tokenizer):
 
     explain_batch(model, tokenizer, encs, counted)
     assert sizes == [3]  # many texts are one batch
+
+
+def test_a_batch_known_to_differ_is_not_computed_again(tokenizer):
+    model, sizes = Averages().eval(), []
+
+    def counted(model, tokenizer, encs, target=None):
+        sizes.append(len(encs))
+        return METHODS['grad_x_input'](model, tokenizer, encs, target)
+
+    encs = [encode(model, tokenizer, t) for t in TEXTS]
+    for _ in range(2):
+        explain_batch(model, tokenizer, encs, counted)
+    assert sizes == [3, 1, 1, 1, 1, 1, 1]
+    with torch.no_grad():
+        model.head.bias += 1  # another model: asked anew
+    explain_batch(model, tokenizer, encs, counted)
+    assert sizes[7:] == [3, 1, 1, 1]
+
+
+def test_what_one_function_computes_is_not_believed_of_another(tokenizer):
+    model = random_bert(layers=1)
+    encs = [encode(model, tokenizer, t) for t in TEXTS]
+
+    def scores(model, tokenizer, encs, target=None):
+        return METHODS['attn_lrp'](model, tokenizer, encs, target)
+
+    right = scores
+
+    def scores(model, tokenizer, encs, target=None):
+        wrong = METHODS['attn_lrp'](model, tokenizer, encs, target)
+        return replace(wrong, values=wrong.values + 1)
+
+    assert right.__name__ == scores.__name__
+
+    @dataclass
+    class Scoring:  # it has no hash
+        gap: float
+
+        def __call__(self, model, tokenizer, encs, target=None):
+            result = METHODS['attn_lrp'](model, tokenizer, encs, target)
+            return replace(result, values=result.values + self.gap)
+
+    explain_batch(model, tokenizer, encs, right)
+    for wrong in (scores, Scoring(1.0)):
+        with pytest.raises(ValueError, match='own forward another'):
+            explain_batch(model, tokenizer, encs, wrong)
+    explain_batch(model, tokenizer, encs, Scoring(0.0))
 
 
 def test_no_history_comes_with_the_scores_of_ones_own_method(tokenizer):

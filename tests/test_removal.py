@@ -28,7 +28,7 @@ from graph_memory import graph_bytes
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
-from lrp_loo.estimate import removal_scores
+from lrp_loo.estimate import FLOOR, SLOPE, SLOPE_VARIANCE, removal_scores
 from lrp_loo.estimate import RecomputedRows, removal_rows_scores
 from lrp_loo.estimate.one_pass import key_effects, removal_pass
 
@@ -267,6 +267,43 @@ def test_patches_are_estimated_in_one_pass():
     loo, *_ = leave_one_out(model, enc, removal='attention_mask')
     scores = removal_scores(model, None, [enc]).scores[0]
     assert torch.corrcoef(torch.stack([scores, loo]))[0, 1] > 0.8
+
+
+def test_patches_are_exact_where_they_are_paid_for():
+    model, _ = load_demo('mnist')
+    image = torch.rand(1, 28, 28, generator=torch.Generator().manual_seed(0))
+    (loo,) = explain(model, None, image, 'loo', removal='attention_mask')
+    (mixed,) = explain(model, None, image, passes=9)
+    which = mixed.info['exact']
+    assert 6 <= len(which) < len(loo) and not mixed.exact
+    assert torch.allclose(mixed.scores[which], loo.scores[which], atol=1e-4)
+    (exact,) = explain(model, None, image, passes=None)
+    assert exact.exact and torch.allclose(exact.scores, loo.scores, atol=1e-4)
+
+
+def test_the_estimate_is_the_mean_of_a_normal_law_given_its_exact_tokens(demo):
+    "LOO − e ~ N(κ m s, b s sᵀ + diag(d)) over the content, conditioned by hand."
+    model, tokenizer = demo
+    enc = encode(model, tokenizer, SENTENCE)
+    (a,) = explain(model, tokenizer, SENTENCE, passes=5)
+    known = a.info['exact']
+    assert len(known) == 2
+    with torch.no_grad():
+        p = model(**enc).logits[0].double().softmax(-1)[a.target]
+    terms = removal_pass(model, enc)
+    e = terms.terms[0].sum(0).double()
+    s = terms.spread[0].pow(2).sum(0).sqrt().double() * a.is_content
+    prior = e + SLOPE * torch.logit(p) * s
+    d = s**2 + FLOOR * (s[a.is_content] ** 2).mean()
+    covariance = SLOPE_VARIANCE * s[:, None] * s + d.diag()
+    loo = leave_one_out(model, enc)[0].double()
+    weights = torch.linalg.solve(
+        covariance[known][:, known], (loo - prior)[known][:, None]
+    )
+    mean = prior + (covariance[:, known] @ weights)[:, 0]
+    assert torch.allclose(a.scores.double(), mean, atol=1e-4)
+    unknown = [i for i in range(len(e)) if i not in known]
+    assert (mean - prior)[unknown].abs().max() > 1e-2  # they learn from the exact ones
 
 
 def test_words_are_units_and_exact_where_they_are_paid_for(demo):

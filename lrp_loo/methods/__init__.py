@@ -87,29 +87,38 @@ def _texts_to_compare(lengths, encs, target, is_known):
     return [*dict.fromkeys([*padded, order[-1], drawn, *shortest])]
 
 
+def _claim(encs, target, method):
+    "Return the key under which it is kept whether a method computes f(x) of a batch."
+    kind = 'function' if callable(target) else repr(as_target(target))
+    lengths = {enc['input_ids'].shape[1] for enc in encs if 'input_ids' in enc}
+    is_padded = len(lengths) > 1
+    try:
+        hash(method)
+    except TypeError:  # nothing is kept of it
+        method = object()
+    return 'f(x)', is_padded, method, kind, *sorted(encs[0])
+
+
 @torch.no_grad()
 def differs_from_model(
     model: torch.nn.Module,
     encs: list[dict[str, torch.Tensor]],  # the texts of one batch
     target: OneTarget,  # the caller's target
     scores: Scores,  # of the batch
-    name: str,  # of the method
+    method: OneMethod,
 ) -> bool:
     """Return True if a text's explained number is not that of the model's own forward on
     the text alone.
     """
     if getattr(model, 'allows_other_inputs', False):
         return False
-    kind = 'function' if callable(target) else repr(as_target(target))
     batch = range(len(encs)) if scores.batch is None else scores.batch
     if not batch:  # computed one by one
         return False
     sizes = [enc['input_ids'].shape[1] if 'input_ids' in enc else 1 for enc in encs]
     lengths = {i: sizes[i] for i in batch}
     is_padded, n = len(set(lengths.values())) > 1, max(lengths.values())
-    proofs, claim = proofs_of(model), ('f(x)', is_padded, name, kind, *sorted(encs[0]))
-    if claim in proofs.outcomes:
-        return True
+    proofs, claim = proofs_of(model), _claim([encs[i] for i in batch], target, method)
     is_known = proofs.covers(claim, n, n)
     for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
@@ -316,8 +325,10 @@ class _MethodCall:
     def explain(self, texts, target):
         "Return one `Attribution` per text of a batch."
         encs = [t.enc for t in texts]
-        if _can_share_batch(self.model, encs):
-            start, name = time.perf_counter(), method_name(self.method)
+        start, name = time.perf_counter(), method_name(self.method)
+        claim = _claim(encs, target, self.method)
+        is_refuted = claim in proofs_of(self.model).outcomes
+        if not is_refuted and _can_share_batch(self.model, encs):
             try:
                 scores = self.scores(texts, target)
             except ValueError:
@@ -325,7 +336,7 @@ class _MethodCall:
                     raise
                 scores = None  # it takes no padding, or refuses a text
             if scores is not None and not differs_from_model(
-                self.model, encs, target, scores, name
+                self.model, encs, target, scores, self.method
             ):
                 return self.records(texts, scores, start)
         if len(texts) == 1:
