@@ -59,11 +59,9 @@ class SubsetValues(NamedTuple):
 
 
 @dataclass(eq=False)
-class WholeText:
+class WholeText(EncodedText):
     "One text as the model reads it, and the number that is explained."
 
-    model: torch.nn.Module
-    enc: dict[str, torch.Tensor]
     output: Any  # the model's output for this text
     readout: Readout  # reads the explained number from the output
 
@@ -122,25 +120,17 @@ class Variants:
 
     def __post_init__(self):
         whole, removal = self.whole, self.options.removal
-        self.text = EncodedText(whole.model, whole.enc)
         # functions from `keep` to inputs, one per draw
-        self.as_inputs = removal.for_text(self.text, self.options.fill)
+        self.as_inputs = removal.for_text(whole, self.options.fill)
         # f is read from the last row, or the output has no row per token
-        position, is_text = whole.readout.position, 'input_ids' in whole.enc
-        last = whole.enc['input_ids'].shape[1] - 1 if is_text else -1
-        is_last = position is None or is_text and bool((position == last).all())
+        position = whole.readout.position
+        is_last = (
+            position is None
+            or whole.has_tokens
+            and bool((position == whole.n_positions - 1).all())
+        )
         is_last = is_last and whole.readout.accepts_deletion()
         self.at_end = removal.closes_up or is_last
-
-    def values(
-        self,
-        keep: torch.Tensor,  # (n, T) bool; deletion: equally many True per row
-    ) -> torch.Tensor:  # (n,)
-        "Return f of the variants in one batch, averaged over draws."
-        model, readout = self.whole.model, self.whole.readout
-        options = last_rows_only(model, readout) if self.at_end else {}
-        with read_row_only(model, readout):
-            return self._read(keep, options)
 
     def value_alone(
         self,
@@ -151,6 +141,7 @@ class Variants:
             return self._read(row[None], {})
 
     def _read(self, keep, options):
+        "Return f of the variants in one batch, averaged over draws."
         text = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
         inputs = [as_inputs(keep) for as_inputs in self.as_inputs]
         outputs = [x.output(self.whole.model, **options) for x in inputs]
@@ -160,12 +151,15 @@ class Variants:
     def compute_batches(self, token_budget: int) -> torch.Tensor:  # (n,)
         "Return f of all variants, in batches of at most so many tokens."
         keep, closes_up = self.keep, self.options.removal.closes_up
+        model, readout = self.whole.model, self.whole.readout
+        options = last_rows_only(model, readout) if self.at_end else {}
         width = (keep if closes_up else torch.ones_like(keep)).sum(1)
         order, values = [], []
         for n in width.unique().tolist():
             for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):
                 order.append(batch)
-                values.append(self.values(keep[batch]))
+                with read_row_only(model, readout):
+                    values.append(self._read(keep[batch], options))
                 if self.options.progress is not None:
                     self.options.progress(len(batch))
         return torch.cat(values)[torch.cat(order).argsort()]
@@ -191,7 +185,7 @@ class Variants:
                 proofs.outcomes[claim] = True
                 values = self.compute_batches(1)
         if removal.by_mask:
-            check_hidden(self.text, self.whole.readout, self.keep)
+            check_hidden(self.whole, self.whole.readout, self.keep)
         return values
 
     def _is_read_alone(self, values):
@@ -209,23 +203,10 @@ class Variants:
         return False
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000e
-def _rows_by_states(model, enc, keep, target):
-    "Return the rows that variants compute by stored states; None if they cannot."
-    read = rows_read(model, enc, target)
-    if read is None:
-        return None
-    causal = is_causal(model)
-    # a row that sees no key is left to the model
-    seen = keep[:, : read[0] + 1] if causal else keep
-    return changed_rows(keep, read, causal) if seen.any(1).all() else None
-
-
 @dataclass(eq=False)
-class _Text:
+class _Text(EncodedText):
     "One text of a call, with its distinct variants."
 
-    model: torch.nn.Module
-    enc: dict[str, torch.Tensor]
     target: Any  # see `as_target`
     keep: torch.Tensor  # (n, T) bool
     inverse: torch.Tensor  # indices of the caller's variants among these
@@ -234,10 +215,10 @@ class _Text:
     index: int = 0  # of the text among those whose states are given
 
     @classmethod
-    def of(cls, model, enc, keep, target, removal, fill):
+    def of(cls, model, enc, keep, target, options):
         "Return the text after checks of the removal."
-        text = EncodedText(model, enc)
-        removal.check(text, fill)
+        text, removal, rows = EncodedText(model, enc), options.removal, None
+        removal.check(text, options.fill)
         n = text.n_positions
         if keep.ndim != 2 or keep.shape[1] != n:
             raise ValueError(f"keep must be (n, {n}), got {tuple(keep.shape)}")
@@ -246,7 +227,12 @@ class _Text:
         if attended is not None:
             keep = removal.apply_padding(keep, attended.to(keep.device))
         keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
-        rows = _rows_by_states(model, enc, keep, target) if removal.by_mask else None
+        read = rows_read(model, enc, target) if removal.by_mask else None
+        if read is not None:
+            causal = is_causal(model)
+            # a row that sees no key is left to the model
+            seen = keep[:, : read[0] + 1] if causal else keep
+            rows = changed_rows(keep, read, causal) if seen.any(1).all() else None
         return cls(model, enc, target, keep, inverse, rows)
 
     def result(self, whole, values, engine, n_rows):
@@ -444,9 +430,9 @@ def read_variants(
     stored: StoredText | None = None,  # keys and values of these texts, in order
 ) -> list[SubsetValues]:
     "Return the explained number of subsets of texts, by attention mask."
-    texts, removal = [], BY_MASK.removal
+    texts = []
     for i, (whole, keep) in enumerate(zip(wholes, keeps)):
-        text = _Text.of(whole.model, whole.enc, keep, whole.readout, removal, None)
+        text = _Text.of(whole.model, whole.enc, keep, whole.readout, BY_MASK)
         texts.append(replace(text, whole=whole, index=i))
     return _results(texts, BY_MASK, stored)
 
@@ -469,10 +455,9 @@ def read_subsets(
     the input's attention mask hides stay hidden.
     """
     whole_number('token_budget', token_budget)
-    removal = as_removal(removal, encs[0])
-    options = SubsetOptions(removal, fill, token_budget, progress)
+    options = SubsetOptions(as_removal(removal, encs[0]), fill, token_budget, progress)
     texts = [
-        _Text.of(model, enc, keep, as_target(target), removal, fill)
+        _Text.of(model, enc, keep, as_target(target), options)
         for enc, keep, target in zip(encs, keeps, targets)
     ]
     return _results(texts, options)

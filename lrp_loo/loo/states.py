@@ -60,13 +60,9 @@ def why_no_states(
     model: torch.nn.Module,  # any model
 ) -> str:  # '' if they can
     "Return why keys and values of this model cannot be stored, or rows left out."
-    if not is_intercepted(model):
-        return _failed_trial(model)
-    return _no_states(model, 'hooks, function modes or autocast are active')
-
-
-def _no_states(model, reason):
-    return (
+    reason = 'hooks, function modes or autocast are active'
+    reason = reason if is_intercepted(model) else _failed_trial(model)
+    return reason and (
         f"keys and values of {type(model).__name__} cannot be stored: {reason}; give it"
         " as it was loaded, without a hook or a wrapper (PEFT: merge_and_unload()), and"
         " call model.eval().float() and model.set_attn_implementation('sdpa')"
@@ -77,10 +73,10 @@ def _no_states(model, reason):
 def _failed_trial(model):
     "Compare a probe's variants with the model's own forward; return why they differ."
     if getattr(model, 'dtype', torch.float32).itemsize < 4:
-        return _no_states(model, 'its numbers are in half precision')
+        return 'its numbers are in half precision'
     causal = is_causal(model)
     if not causal and (family_of(model) is None or not reads_first_row(model)):
-        return _no_states(model, 'it is no decoder, and of no known family of encoders')
+        return 'it is no decoder, and of no known family of encoders'
     inputs, expected = probe_inputs(model), []
     n = inputs['input_ids'].shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=inputs['input_ids'].device)
@@ -90,7 +86,7 @@ def _failed_trial(model):
     try:
         stored, _ = StoredText.read(model, inputs)
         if causal and not stored.is_complete:
-            return _no_states(model, 'some layers store other states')
+            return 'some layers store other states'
         rows = changed_rows(keep, read, causal)
         with read_row_only(model):
             values = output_field(stored.output(rows, ~keep))
@@ -101,16 +97,15 @@ def _failed_trial(model):
         if values.ndim == 3:
             values, expected = values[:, -1], expected[:, -1]
     except Exception as e:  # another structure
-        reason = f'its family computes otherwise ({type(e).__name__}: {e})'
-        return _no_states(model, reason)
+        return f'its family computes otherwise ({type(e).__name__}: {e})'
     if agree(values, expected, spread(expected)):
         return ''
-    return _no_states(model, 'in a trial they give other numbers than its forward')
+    return 'in a trial they give other numbers than its forward'
 
 
 def states_differ(model: torch.nn.Module) -> None:
     "Store that stored states gave another number than the model's own forward."
-    reason = _no_states(model, 'they gave other numbers than its forward')
+    reason = 'they gave other numbers than its forward'
     proofs_of(model).outcomes[_failed_trial.__wrapped__, ()] = reason
 
 
