@@ -14,12 +14,12 @@ import torch
 from ..core.hooks import forward_hooks, hooks_suspended
 from ..inputs.scores import as_readout, reads_logits
 from ..inputs.targets import OneTarget, output_field
-from .removals import REMOVAL_ADVICE, EncodedText, ModelInputs, with_tokens
-from ..models.call import batch_noise
+from .removals import REMOVAL_ADVICE, EncodedText, ModelInputs
+from ..models.call import batch_noise, content_ids
 from ..models.encoding import attended_tokens
 from ..models.multipart import MultiPartModel
 from ..models.proofs import proofs_of
-from ..models.structure import input_embeddings, layers_of
+from ..models.structure import layers_of
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000005
 # units in the last place of the largest value: two orders of summation differ
@@ -62,20 +62,16 @@ class _HiddenTokens:
     as_keys: bool  # hidden from softmax attention alone, not by the mask
 
     def __post_init__(self):
-        text = self.text
-        self.ids = text.enc['input_ids']
-        config = getattr(text.model, 'config', None) or object
-        # an id that is neither in the text nor special
-        used = {v for k, v in vars(config).items() if k.endswith('_token_id')}
-        used.update(self.ids.flatten().tolist())
-        n = getattr(input_embeddings(text.model), 'num_embeddings', 2)
-        self.other_id = next((i for i in reversed(range(n)) if i not in used), 0)
-        self.attended = attended_tokens(text.enc)
+        self.ids = self.text.enc['input_ids']
+        others = content_ids(self.text.model)
+        others = others[~torch.isin(others, self.ids)]
+        self.other_id = int(others[-1]) if len(others) else 0
+        self.attended = attended_tokens(self.text.enc)
 
     def replaced(self, row):
         "Return the ids with another in place of hidden ones; RoBERTa counts padding."
         is_same = row if self.attended is None else row | ~self.attended
-        return with_tokens(self.text, self.other_id, is_same).inputs['input_ids']
+        return torch.where(is_same, self.ids, self.other_id)
 
     def value(self, ids, row, rows=None):
         "Return the number; add the last layer's other rows to a list."
@@ -143,7 +139,7 @@ def check_hidden(
     if not text.has_tokens or isinstance(model, MultiPartModel):
         return
     proofs, claim = proofs_of(model), ('hidden', as_keys, *sorted(text.enc))
-    if reads_logits(target) and proofs.covers(claim, n, n):
+    if reads_logits(target) and proofs.covers(claim, n):
         return
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
@@ -166,7 +162,7 @@ def check_hidden(
             is_read = any(hidden.are_read(row[None]) for row in rows)
     if not is_read:
         if len(rows) and reads_logits(target):
-            proofs.add_lengths(claim, 1, n)
+            proofs.add_length(claim, n)
         return
     name = type(model).__name__
     if as_keys:

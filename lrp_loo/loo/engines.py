@@ -178,9 +178,9 @@ class Variants:
         differs_in_batch = proofs.outcomes.get(claim, False)
         budget = rows_in_pass(model, self.options.token_budget)
         values = self.compute_batches(1 if differs_in_batch else budget)
-        if not differs_in_batch and not proofs.covers(claim, n, n):
+        if not differs_in_batch and not proofs.covers(claim, n):
             if self._is_read_alone(values):
-                proofs.add_lengths(claim, 1, n)
+                proofs.add_length(claim, n)
             else:
                 proofs.outcomes[claim] = True
                 values = self.compute_batches(1)
@@ -412,14 +412,14 @@ def _are_right(results, options):
     kind = getattr(longest.target, 'target', longest.target)
     kind = type(kind) if callable(kind) else repr(kind)
     proofs, claim = proofs_of(model), ('stored states', kind, *sorted(longest.enc))
-    if proofs.covers(claim, n, n):
+    if proofs.covers(claim, n):
         return True
     drawn = texts[random_choice(longest.enc, len(texts))]
     for text in dict.fromkeys([longest, texts[0], drawn]):
         if not text.is_right(results[text], options):
             states_differ(model)
             return False
-    proofs.add_lengths(claim, 1, n)
+    proofs.add_length(claim, n)
     return True
 
 

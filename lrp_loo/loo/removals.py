@@ -280,18 +280,14 @@ class AttentionMask(Removal):
     def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         return keep & attended
 
-    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
+    def inputs(
+        self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
+    ) -> ModelInputs:
+        inputs = repeated(enc, len(keep))
         # images and multi-part models take key weights instead of a mask
-        if not text.has_tokens or hasattr(text.model, 'uses_key_weights'):
-            return [
-                lambda keep: ModelInputs(text.rows(len(keep)), weights=keep.float())
-            ]
-
-        def masked(keep):
-            mask = dict(attention_mask=keep.long())
-            return ModelInputs(text.rows(len(keep)) | mask)
-
-        return [masked]
+        if 'input_ids' not in enc or hasattr(model, 'uses_key_weights'):
+            return ModelInputs(inputs, weights=keep.float())
+        return ModelInputs(inputs | dict(attention_mask=keep.long()))
 
 
 class Delete(Removal):
@@ -319,13 +315,12 @@ class Delete(Removal):
                 " full text; take 'attention_mask'"
             )
 
-    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
-        def without(keep):
-            columns = keep.nonzero()[:, 1].view(len(keep), -1)
-            inputs = {k: v[0][columns] for k, v in text.enc.items()}
-            return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
-
-        return [without]
+    def inputs(
+        self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
+    ) -> ModelInputs:
+        columns = keep.nonzero()[:, 1].view(len(keep), -1)
+        inputs = {k: v[0][columns] for k, v in enc.items()}
+        return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
 
 
 def with_tokens(

@@ -110,7 +110,7 @@ def differs_from_model(
     proofs, claim = proofs_of(model), ('f(x)', is_padded, name, kind, *sorted(encs[0]))
     if claim in proofs.outcomes:
         return True
-    is_known = proofs.covers(claim, n, n)
+    is_known = proofs.covers(claim, n)
     for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
         output = plain_forward(model, encs[i])
@@ -119,7 +119,7 @@ def differs_from_model(
             if is_padded:
                 proofs.outcomes[claim] = 'padding changes the number'
             return True
-    proofs.add_lengths(claim, 1, n)
+    proofs.add_length(claim, n)
     return False
 
 

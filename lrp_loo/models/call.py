@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CACHES', 'WatchedEmbeddings', 'watch_embeddings', 'check_model', 'check_finite', 'gradients_enabled', 'forward',
-           'plain_forward', 'has_foreign_hooks', 'modules_with_hooks', 'is_intercepted', 'probe_inputs', 'batch_noise',
-           'RowCounter', 'counted_rows']
+           'plain_forward', 'has_foreign_hooks', 'modules_with_hooks', 'is_intercepted', 'content_ids', 'probe_inputs',
+           'batch_noise', 'RowCounter', 'counted_rows']
 
 # %% ../../nbs/lib/models_call.ipynb #00000002
 import contextlib
@@ -346,26 +346,30 @@ def is_intercepted(
     return has_hooks or calls_are_intercepted(device_of(model))
 
 
+def _configs(model):
+    "Return the fields of the configurations of a model and of its parts."
+    return [vars(c) for m in pretrained_parts(model) if (c := m.config) is not None]
+
+
+def content_ids(model: torch.nn.Module) -> torch.Tensor:  # on the model's device
+    "Return the ids that no configuration names as special; all if it names all."
+    fields = [f for c in _configs(model) for f in c.items()]
+    values = [v for name, v in fields if name.endswith('_token_id')]
+    special = [i for v in values for i in (v if isinstance(v, (list, tuple)) else [v])]
+    special = torch.tensor([i for i in special if isinstance(i, int)])
+    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
+    is_content = ~torch.isin(ids, special)
+    return (ids[is_content] if is_content.any() else ids).to(device_of(model))
+
+
 def probe_inputs(
     model: torch.nn.Module, n_texts: int = 1
 ) -> dict[str, torch.Tensor]:  # (n_texts, 8), or a window of attention's tokens
     "Return random texts without special tokens, the same in every process."
-    configs = [vars(c) for m in pretrained_parts(model) if (c := m.config) is not None]
-    special = torch.tensor(
-        [
-            i
-            for c in configs
-            for k, v in c.items()
-            if k.endswith('_token_id')
-            for i in (v if isinstance(v, (list, tuple)) else [v])
-            if isinstance(i, int)
-        ]
-    )
-    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
-    ids = ids[~torch.isin(ids, special)] if len(ids) > 8 + len(special) else ids
-    windows = [w - 1 for c in configs if (w := c.get('sliding_window'))]
+    ids = content_ids(model)
+    windows = [w - 1 for c in _configs(model) if (w := c.get('sliding_window'))]
     shape, generator = (n_texts, min([8, *windows])), torch.Generator().manual_seed(0)
-    ids = ids[torch.randint(len(ids), shape, generator=generator)].to(device_of(model))
+    ids = ids[torch.randint(len(ids), shape, generator=generator)]
     return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
