@@ -253,9 +253,9 @@ class _Text(EncodedText):
         alone = variant.value_alone(self.keep[self.inverse[i]])
         return agree(result.values[i][None], alone, spread(result.values))
 
-    def read(self, options, counter):
+    def read(self, options, n_rows):
         "Return the explained number of the text and of its variants."
-        removal, start = options.removal, counter.n
+        removal, start = options.removal, sum(n_rows)
         whole = self.whole or read_whole(self.model, self.enc, self.target)[0]
         if removal.closes_up and not whole.readout.accepts_deletion():
             raise ValueError(
@@ -265,7 +265,7 @@ class _Text(EncodedText):
         values = Variants(whole, self.keep, options).compute()
         if removal.by_mask and hasattr(whole.readout.target, 'total'):
             self._read_in_prefixes(whole, values)
-        return self.result(whole, values, removal.name, counter.n - start)
+        return self.result(whole, values, removal.name, sum(n_rows) - start)
 
     def _read_in_prefixes(self, whole, values):
         """Replace the numbers read from rows that see no token by those of the text up
@@ -348,12 +348,12 @@ def _read_wholes(texts, i, probe):
     return wholes, wholes[i].readout(outputs[-1]), stored
 
 
-def _read_together(texts, options, counter, stored=None):
+def _read_together(texts, options, n_rows, stored=None):
     """Return the explained numbers of texts, sorted by length, and of their variants,
     without the rows that no variant changes; None if the model's own forward gives
     another for one variant, drawn at random, of a random text.
     """
-    first, keeps, start = texts[0], [text.keep for text in texts], counter.n
+    first, keeps, start = texts[0], [text.keep for text in texts], sum(n_rows)
     counts, wholes = [len(keep) for keep in keeps], [text.whole for text in texts]
     i = random_choice(texts[-1].enc, len(texts))
     j, expected = random_choice(texts[i].enc, counts[i]), None
@@ -375,14 +375,14 @@ def _read_together(texts, options, counter, stored=None):
         return None
     # rows that entered the layers, shared by the rows that each text needs
     needed = [int(text.rows.sum()) + text.keep.shape[1] for text in texts]
-    share = (counter.n - start) / sum(needed)
+    share = (sum(n_rows) - start) / sum(needed)
     return [
         text.result(whole, v, 'stored states', n * share)
         for text, whole, v, n in zip(texts, wholes, values, needed)
     ]
 
 
-def _read_in_batches(texts, options, counter, stored=None):
+def _read_in_batches(texts, options, n_rows, stored=None):
     "Return the results of texts without the rows that no variant changes, by text."
     groups, results = {}, {}
     max_rows = rows_in_pass(texts[0].model, options.token_budget)
@@ -395,7 +395,7 @@ def _read_in_batches(texts, options, counter, stored=None):
         for start in range(0, len(group), n):
             some = group[start : start + n]
             if len(some) > 1 or stored is not None or some[0].states_save_time():
-                read = _read_together(some, options, counter, stored)
+                read = _read_together(some, options, n_rows, stored)
                 results |= zip(some, read or [])
     return results if _are_right(results, options) else {}
 
@@ -467,11 +467,11 @@ def _results(texts, options, stored=None):
     "Return the results of texts in their order, by stored states where they can."
     if not texts:
         return []
-    with counted_rows(texts[0].model) as counter:
+    with counted_rows(texts[0].model) as n_rows:
         by_mask = options.removal.by_mask
-        results = _read_in_batches(texts, options, counter, stored) if by_mask else {}
+        results = _read_in_batches(texts, options, n_rows, stored) if by_mask else {}
         # what is shown of the longest text holds for the others
         for text in sorted(texts, key=lambda text: -text.keep.shape[1]):
             if text not in results:
-                results[text] = text.read(options, counter)
+                results[text] = text.read(options, n_rows)
     return [results[text] for text in texts]

@@ -51,14 +51,9 @@ class key_weights(AttentionMode):
         return call.compute(attn_mask=m, is_causal=False)
 
     def softmax_call(
-        self,
-        softmax: Callable[..., torch.Tensor],
-        input: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
+        self, softmax: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
     ) -> torch.Tensor:
-        m = self._log_weights(input, input.shape[-1])
-        return softmax(input + m, *args, **kwargs)
+        return softmax(logits + self._log_weights(logits, logits.shape[-1]))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if POSITIONS.get() is NO_POSITIONS:
