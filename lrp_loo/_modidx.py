@@ -816,7 +816,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lrp_loo.loo.states._InputReached': ('lib/loo_states.html#_inputreached', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._cache': ('lib/loo_states.html#_cache', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._failed_trial': ('lib/loo_states.html#_failed_trial', 'lrp_loo/loo/states.py'),
-                                    'lrp_loo.loo.states._one_row': ('lib/loo_states.html#_one_row', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._recorded_projections': ( 'lib/loo_states.html#_recorded_projections',
                                                                                   'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states.changed_rows': ('lib/loo_states.html#changed_rows', 'lrp_loo/loo/states.py'),

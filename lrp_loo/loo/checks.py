@@ -43,9 +43,7 @@ def agree(
     tol: float = 1e-4,  # largest error in units of `scale`
 ) -> bool:
     "Return True if both are the same, up to `tol` and rounding."
-    if values.shape != expected.shape:
-        return False
-    if not torch.equal(values.isnan(), expected.isnan()):
+    if not torch.equal(values.isnan(), expected.isnan()):  # or of another shape
         return False
     largest = float(expected.nan_to_num().abs().max())
     rounding = ROUNDING * torch.finfo(expected.dtype).eps * largest
@@ -75,11 +73,11 @@ class _HiddenTokens:
 
     def value(self, ids, row, rows=None):
         "Return the number; add the last layer's other rows to a list."
-        inputs = self.text.rows(1) | dict(input_ids=ids)
+        inputs, weights = self.text.enc | dict(input_ids=ids), None
         if self.as_keys:
-            inputs = ModelInputs(inputs, weights=row.float())
+            weights = row.float()
         else:
-            inputs = ModelInputs(inputs | dict(attention_mask=row.long()))
+            inputs = inputs | dict(attention_mask=row.long())
 
         def store(module, args, kwargs, out):
             x = out[0] if isinstance(out, tuple) else out
@@ -87,7 +85,7 @@ class _HiddenTokens:
 
         layers = [] if rows is None else layers_of(self.text.model).modules[-1:]
         with forward_hooks([(layer, None, store) for layer in layers]):
-            output = inputs.output(self.text.model)
+            output = ModelInputs(inputs, weights=weights).output(self.text.model)
         return as_readout(self.target, output, self.text.enc)(output).detach()
 
     def are_read(self, row):
@@ -135,11 +133,11 @@ def check_hidden(
     """Raise ValueError if a token that the mask hides still changes the number. A class
     or token's logit is checked once a model, and anew for a longer text.
     """
-    model, n = text.model, text.n_positions
+    model, n, is_logits = text.model, text.n_positions, reads_logits(target)
     if not text.has_tokens or isinstance(model, MultiPartModel):
         return
     proofs, claim = proofs_of(model), ('hidden', as_keys, *sorted(text.enc))
-    if reads_logits(target) and proofs.covers(claim, n):
+    if is_logits and proofs.covers(claim, n):
         return
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
@@ -161,7 +159,7 @@ def check_hidden(
         else:
             is_read = any(hidden.are_read(row[None]) for row in rows)
     if not is_read:
-        if len(rows) and reads_logits(target):
+        if len(rows) and is_logits:
             proofs.add_length(claim, n)
         return
     name = type(model).__name__

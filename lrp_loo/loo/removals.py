@@ -196,9 +196,8 @@ class Removal:
         "Raise ValueError if this removal does not work for the model or text."
         if self.needs_tokens and not text.has_tokens:
             raise ValueError(
-                f"removal={self.name!r} needs tokens, and this is an image;"
-                " take 'zero_embedding' or 'attention_mask' (no patch"
-                " attends to it)"
+                f"removal={self.name!r} needs tokens, and this is an image; take"
+                " 'zero_embedding' or 'attention_mask' (no patch attends to it)"
             )
         if self.needs_fill and fill is None:
             raise ValueError(
@@ -294,9 +293,8 @@ class Delete(Removal):
 
     def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         raise ValueError(
-            "removal='delete' shifts tokens, and the attention mask hides some"
-            " tokens of this text; give the text without padding, or take"
-            " 'attention_mask'"
+            "removal='delete' shifts tokens, and the attention mask hides some tokens"
+            " of this text; give the text without padding, or take 'attention_mask'"
         )
 
     def check(self, text: EncodedText, fill: Fill) -> None:

@@ -203,8 +203,7 @@ def check_finite(values: torch.Tensor) -> None:
     if not torch.isfinite(values).all():
         raise ValueError(
             "the model's logits are not finite:"
-            f" {values[~torch.isfinite(values)].tolist()} (NaN or infinite"
-            " weights?)"
+            f" {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)"
         )
 
 # %% ../../nbs/lib/models_call.ipynb #0000000c
