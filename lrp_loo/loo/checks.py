@@ -14,12 +14,12 @@ import torch
 from ..core.hooks import forward_hooks, hooks_suspended
 from ..inputs.scores import as_readout, reads_logits
 from ..inputs.targets import OneTarget, output_field
-from .removals import REMOVAL_ADVICE, EncodedText, ModelInputs, with_tokens
-from ..models.call import batch_noise
+from .removals import REMOVAL_ADVICE, EncodedText, ModelInputs
+from ..models.call import batch_noise, content_ids
 from ..models.encoding import attended_tokens
 from ..models.multipart import MultiPartModel
 from ..models.proofs import proofs_of
-from ..models.structure import input_embeddings, layers_of
+from ..models.structure import layers_of
 
 # %% ../../nbs/lib/loo_checks.ipynb #00000005
 # units in the last place of the largest value: two orders of summation differ
@@ -43,9 +43,7 @@ def agree(
     tol: float = 1e-4,  # largest error in units of `scale`
 ) -> bool:
     "Return True if both are the same, up to `tol` and rounding."
-    if values.shape != expected.shape:
-        return False
-    if not torch.equal(values.isnan(), expected.isnan()):
+    if not torch.equal(values.isnan(), expected.isnan()):  # or of another shape
         return False
     largest = float(expected.nan_to_num().abs().max())
     rounding = ROUNDING * torch.finfo(expected.dtype).eps * largest
@@ -62,28 +60,24 @@ class _HiddenTokens:
     as_keys: bool  # hidden from softmax attention alone, not by the mask
 
     def __post_init__(self):
-        text = self.text
-        self.ids = text.enc['input_ids']
-        config = getattr(text.model, 'config', None) or object
-        # an id that is neither in the text nor special
-        used = {v for k, v in vars(config).items() if k.endswith('_token_id')}
-        used.update(self.ids.flatten().tolist())
-        n = getattr(input_embeddings(text.model), 'num_embeddings', 2)
-        self.other_id = next((i for i in reversed(range(n)) if i not in used), 0)
-        self.attended = attended_tokens(text.enc)
+        self.ids = self.text.enc['input_ids']
+        others = content_ids(self.text.model)
+        others = others[~torch.isin(others, self.ids)]
+        self.other_id = int(others[-1]) if len(others) else 0
+        self.attended = attended_tokens(self.text.enc)
 
     def replaced(self, row):
         "Return the ids with another in place of hidden ones; RoBERTa counts padding."
         is_same = row if self.attended is None else row | ~self.attended
-        return with_tokens(self.text, self.other_id, is_same).inputs['input_ids']
+        return torch.where(is_same, self.ids, self.other_id)
 
     def value(self, ids, row, rows=None):
         "Return the number; add the last layer's other rows to a list."
-        inputs = self.text.rows(1) | dict(input_ids=ids)
+        inputs, weights = self.text.enc | dict(input_ids=ids), None
         if self.as_keys:
-            inputs = ModelInputs(inputs, weights=row.float())
+            weights = row.float()
         else:
-            inputs = ModelInputs(inputs | dict(attention_mask=row.long()))
+            inputs = inputs | dict(attention_mask=row.long())
 
         def store(module, args, kwargs, out):
             x = out[0] if isinstance(out, tuple) else out
@@ -91,7 +85,7 @@ class _HiddenTokens:
 
         layers = [] if rows is None else layers_of(self.text.model).modules[-1:]
         with forward_hooks([(layer, None, store) for layer in layers]):
-            output = inputs.output(self.text.model)
+            output = ModelInputs(inputs, weights=weights).output(self.text.model)
         return as_readout(self.target, output, self.text.enc)(output).detach()
 
     def are_read(self, row):
@@ -139,11 +133,11 @@ def check_hidden(
     """Raise ValueError if a token that the mask hides still changes the number. A class
     or token's logit is checked once a model, and anew for a longer text.
     """
-    model, n = text.model, text.n_positions
+    model, n, is_logits = text.model, text.n_positions, reads_logits(target)
     if not text.has_tokens or isinstance(model, MultiPartModel):
         return
     proofs, claim = proofs_of(model), ('hidden', as_keys, *sorted(text.enc))
-    if reads_logits(target) and proofs.covers(claim, n, n):
+    if is_logits and proofs.covers(claim, n):
         return
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
@@ -165,8 +159,8 @@ def check_hidden(
         else:
             is_read = any(hidden.are_read(row[None]) for row in rows)
     if not is_read:
-        if len(rows) and reads_logits(target):
-            proofs.add_lengths(claim, 1, n)
+        if len(rows) and is_logits:
+            proofs.add_length(claim, n)
         return
     name = type(model).__name__
     if as_keys:

@@ -59,11 +59,9 @@ class SubsetValues(NamedTuple):
 
 
 @dataclass(eq=False)
-class WholeText:
+class WholeText(EncodedText):
     "One text as the model reads it, and the number that is explained."
 
-    model: torch.nn.Module
-    enc: dict[str, torch.Tensor]
     output: Any  # the model's output for this text
     readout: Readout  # reads the explained number from the output
 
@@ -122,25 +120,17 @@ class Variants:
 
     def __post_init__(self):
         whole, removal = self.whole, self.options.removal
-        self.text = EncodedText(whole.model, whole.enc)
         # functions from `keep` to inputs, one per draw
-        self.as_inputs = removal.for_text(self.text, self.options.fill)
+        self.as_inputs = removal.for_text(whole, self.options.fill)
         # f is read from the last row, or the output has no row per token
-        position, is_text = whole.readout.position, 'input_ids' in whole.enc
-        last = whole.enc['input_ids'].shape[1] - 1 if is_text else -1
-        is_last = position is None or is_text and bool((position == last).all())
+        position = whole.readout.position
+        is_last = (
+            position is None
+            or whole.has_tokens
+            and bool((position == whole.n_positions - 1).all())
+        )
         is_last = is_last and whole.readout.accepts_deletion()
         self.at_end = removal.closes_up or is_last
-
-    def values(
-        self,
-        keep: torch.Tensor,  # (n, T) bool; deletion: equally many True per row
-    ) -> torch.Tensor:  # (n,)
-        "Return f of the variants in one batch, averaged over draws."
-        model, readout = self.whole.model, self.whole.readout
-        options = last_rows_only(model, readout) if self.at_end else {}
-        with read_row_only(model, readout):
-            return self._read(keep, options)
 
     def value_alone(
         self,
@@ -151,6 +141,7 @@ class Variants:
             return self._read(row[None], {})
 
     def _read(self, keep, options):
+        "Return f of the variants in one batch, averaged over draws."
         text = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
         inputs = [as_inputs(keep) for as_inputs in self.as_inputs]
         outputs = [x.output(self.whole.model, **options) for x in inputs]
@@ -160,12 +151,15 @@ class Variants:
     def compute_batches(self, token_budget: int) -> torch.Tensor:  # (n,)
         "Return f of all variants, in batches of at most so many tokens."
         keep, closes_up = self.keep, self.options.removal.closes_up
+        model, readout = self.whole.model, self.whole.readout
+        options = last_rows_only(model, readout) if self.at_end else {}
         width = (keep if closes_up else torch.ones_like(keep)).sum(1)
         order, values = [], []
         for n in width.unique().tolist():
             for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):
                 order.append(batch)
-                values.append(self.values(keep[batch]))
+                with read_row_only(model, readout):
+                    values.append(self._read(keep[batch], options))
                 if self.options.progress is not None:
                     self.options.progress(len(batch))
         return torch.cat(values)[torch.cat(order).argsort()]
@@ -184,14 +178,14 @@ class Variants:
         differs_in_batch = proofs.outcomes.get(claim, False)
         budget = rows_in_pass(model, self.options.token_budget)
         values = self.compute_batches(1 if differs_in_batch else budget)
-        if not differs_in_batch and not proofs.covers(claim, n, n):
+        if not differs_in_batch and not proofs.covers(claim, n):
             if self._is_read_alone(values):
-                proofs.add_lengths(claim, 1, n)
+                proofs.add_length(claim, n)
             else:
                 proofs.outcomes[claim] = True
                 values = self.compute_batches(1)
         if removal.by_mask:
-            check_hidden(self.text, self.whole.readout, self.keep)
+            check_hidden(self.whole, self.whole.readout, self.keep)
         return values
 
     def _is_read_alone(self, values):
@@ -209,23 +203,10 @@ class Variants:
         return False
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000e
-def _rows_by_states(model, enc, keep, target):
-    "Return the rows that variants compute by stored states; None if they cannot."
-    read = rows_read(model, enc, target)
-    if read is None:
-        return None
-    causal = is_causal(model)
-    # a row that sees no key is left to the model
-    seen = keep[:, : read[0] + 1] if causal else keep
-    return changed_rows(keep, read, causal) if seen.any(1).all() else None
-
-
 @dataclass(eq=False)
-class _Text:
+class _Text(EncodedText):
     "One text of a call, with its distinct variants."
 
-    model: torch.nn.Module
-    enc: dict[str, torch.Tensor]
     target: Any  # see `as_target`
     keep: torch.Tensor  # (n, T) bool
     inverse: torch.Tensor  # indices of the caller's variants among these
@@ -234,10 +215,10 @@ class _Text:
     index: int = 0  # of the text among those whose states are given
 
     @classmethod
-    def of(cls, model, enc, keep, target, removal, fill):
+    def of(cls, model, enc, keep, target, options):
         "Return the text after checks of the removal."
-        text = EncodedText(model, enc)
-        removal.check(text, fill)
+        text, removal, rows = EncodedText(model, enc), options.removal, None
+        removal.check(text, options.fill)
         n = text.n_positions
         if keep.ndim != 2 or keep.shape[1] != n:
             raise ValueError(f"keep must be (n, {n}), got {tuple(keep.shape)}")
@@ -246,7 +227,12 @@ class _Text:
         if attended is not None:
             keep = removal.apply_padding(keep, attended.to(keep.device))
         keep, inverse = torch.unique(keep, dim=0, return_inverse=True)
-        rows = _rows_by_states(model, enc, keep, target) if removal.by_mask else None
+        read = rows_read(model, enc, target) if removal.by_mask else None
+        if read is not None:
+            causal = is_causal(model)
+            # a row that sees no key is left to the model
+            seen = keep[:, : read[0] + 1] if causal else keep
+            rows = changed_rows(keep, read, causal) if seen.any(1).all() else None
         return cls(model, enc, target, keep, inverse, rows)
 
     def result(self, whole, values, engine, n_rows):
@@ -267,9 +253,9 @@ class _Text:
         alone = variant.value_alone(self.keep[self.inverse[i]])
         return agree(result.values[i][None], alone, spread(result.values))
 
-    def read(self, options, counter):
+    def read(self, options, n_rows):
         "Return the explained number of the text and of its variants."
-        removal, start = options.removal, counter.n
+        removal, start = options.removal, sum(n_rows)
         whole = self.whole or read_whole(self.model, self.enc, self.target)[0]
         if removal.closes_up and not whole.readout.accepts_deletion():
             raise ValueError(
@@ -279,7 +265,7 @@ class _Text:
         values = Variants(whole, self.keep, options).compute()
         if removal.by_mask and hasattr(whole.readout.target, 'total'):
             self._read_in_prefixes(whole, values)
-        return self.result(whole, values, removal.name, counter.n - start)
+        return self.result(whole, values, removal.name, sum(n_rows) - start)
 
     def _read_in_prefixes(self, whole, values):
         """Replace the numbers read from rows that see no token by those of the text up
@@ -362,12 +348,12 @@ def _read_wholes(texts, i, probe):
     return wholes, wholes[i].readout(outputs[-1]), stored
 
 
-def _read_together(texts, options, counter, stored=None):
+def _read_together(texts, options, n_rows, stored=None):
     """Return the explained numbers of texts, sorted by length, and of their variants,
     without the rows that no variant changes; None if the model's own forward gives
     another for one variant, drawn at random, of a random text.
     """
-    first, keeps, start = texts[0], [text.keep for text in texts], counter.n
+    first, keeps, start = texts[0], [text.keep for text in texts], sum(n_rows)
     counts, wholes = [len(keep) for keep in keeps], [text.whole for text in texts]
     i = random_choice(texts[-1].enc, len(texts))
     j, expected = random_choice(texts[i].enc, counts[i]), None
@@ -389,14 +375,14 @@ def _read_together(texts, options, counter, stored=None):
         return None
     # rows that entered the layers, shared by the rows that each text needs
     needed = [int(text.rows.sum()) + text.keep.shape[1] for text in texts]
-    share = (counter.n - start) / sum(needed)
+    share = (sum(n_rows) - start) / sum(needed)
     return [
         text.result(whole, v, 'stored states', n * share)
         for text, whole, v, n in zip(texts, wholes, values, needed)
     ]
 
 
-def _read_in_batches(texts, options, counter, stored=None):
+def _read_in_batches(texts, options, n_rows, stored=None):
     "Return the results of texts without the rows that no variant changes, by text."
     groups, results = {}, {}
     max_rows = rows_in_pass(texts[0].model, options.token_budget)
@@ -409,7 +395,7 @@ def _read_in_batches(texts, options, counter, stored=None):
         for start in range(0, len(group), n):
             some = group[start : start + n]
             if len(some) > 1 or stored is not None or some[0].states_save_time():
-                read = _read_together(some, options, counter, stored)
+                read = _read_together(some, options, n_rows, stored)
                 results |= zip(some, read or [])
     return results if _are_right(results, options) else {}
 
@@ -426,14 +412,14 @@ def _are_right(results, options):
     kind = getattr(longest.target, 'target', longest.target)
     kind = type(kind) if callable(kind) else repr(kind)
     proofs, claim = proofs_of(model), ('stored states', kind, *sorted(longest.enc))
-    if proofs.covers(claim, n, n):
+    if proofs.covers(claim, n):
         return True
     drawn = texts[random_choice(longest.enc, len(texts))]
     for text in dict.fromkeys([longest, texts[0], drawn]):
         if not text.is_right(results[text], options):
             states_differ(model)
             return False
-    proofs.add_lengths(claim, 1, n)
+    proofs.add_length(claim, n)
     return True
 
 
@@ -444,9 +430,9 @@ def read_variants(
     stored: StoredText | None = None,  # keys and values of these texts, in order
 ) -> list[SubsetValues]:
     "Return the explained number of subsets of texts, by attention mask."
-    texts, removal = [], BY_MASK.removal
+    texts = []
     for i, (whole, keep) in enumerate(zip(wholes, keeps)):
-        text = _Text.of(whole.model, whole.enc, keep, whole.readout, removal, None)
+        text = _Text.of(whole.model, whole.enc, keep, whole.readout, BY_MASK)
         texts.append(replace(text, whole=whole, index=i))
     return _results(texts, BY_MASK, stored)
 
@@ -469,10 +455,9 @@ def read_subsets(
     the input's attention mask hides stay hidden.
     """
     whole_number('token_budget', token_budget)
-    removal = as_removal(removal, encs[0])
-    options = SubsetOptions(removal, fill, token_budget, progress)
+    options = SubsetOptions(as_removal(removal, encs[0]), fill, token_budget, progress)
     texts = [
-        _Text.of(model, enc, keep, as_target(target), removal, fill)
+        _Text.of(model, enc, keep, as_target(target), options)
         for enc, keep, target in zip(encs, keeps, targets)
     ]
     return _results(texts, options)
@@ -482,11 +467,11 @@ def _results(texts, options, stored=None):
     "Return the results of texts in their order, by stored states where they can."
     if not texts:
         return []
-    with counted_rows(texts[0].model) as counter:
+    with counted_rows(texts[0].model) as n_rows:
         by_mask = options.removal.by_mask
-        results = _read_in_batches(texts, options, counter, stored) if by_mask else {}
+        results = _read_in_batches(texts, options, n_rows, stored) if by_mask else {}
         # what is shown of the longest text holds for the others
         for text in sorted(texts, key=lambda text: -text.keep.shape[1]):
             if text not in results:
-                results[text] = text.read(options, counter)
+                results[text] = text.read(options, n_rows)
     return [results[text] for text in texts]

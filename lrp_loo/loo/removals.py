@@ -51,14 +51,9 @@ class key_weights(AttentionMode):
         return call.compute(attn_mask=m, is_causal=False)
 
     def softmax_call(
-        self,
-        softmax: Callable[..., torch.Tensor],
-        input: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
+        self, softmax: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
     ) -> torch.Tensor:
-        m = self._log_weights(input, input.shape[-1])
-        return softmax(input + m, *args, **kwargs)
+        return softmax(logits + self._log_weights(logits, logits.shape[-1]))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if POSITIONS.get() is NO_POSITIONS:
@@ -201,9 +196,8 @@ class Removal:
         "Raise ValueError if this removal does not work for the model or text."
         if self.needs_tokens and not text.has_tokens:
             raise ValueError(
-                f"removal={self.name!r} needs tokens, and this is an image;"
-                " take 'zero_embedding' or 'attention_mask' (no patch"
-                " attends to it)"
+                f"removal={self.name!r} needs tokens, and this is an image; take"
+                " 'zero_embedding' or 'attention_mask' (no patch attends to it)"
             )
         if self.needs_fill and fill is None:
             raise ValueError(
@@ -280,18 +274,14 @@ class AttentionMask(Removal):
     def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         return keep & attended
 
-    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
+    def inputs(
+        self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
+    ) -> ModelInputs:
+        inputs = repeated(enc, len(keep))
         # images and multi-part models take key weights instead of a mask
-        if not text.has_tokens or hasattr(text.model, 'uses_key_weights'):
-            return [
-                lambda keep: ModelInputs(text.rows(len(keep)), weights=keep.float())
-            ]
-
-        def masked(keep):
-            mask = dict(attention_mask=keep.long())
-            return ModelInputs(text.rows(len(keep)) | mask)
-
-        return [masked]
+        if 'input_ids' not in enc or hasattr(model, 'uses_key_weights'):
+            return ModelInputs(inputs, weights=keep.float())
+        return ModelInputs(inputs | dict(attention_mask=keep.long()))
 
 
 class Delete(Removal):
@@ -303,9 +293,8 @@ class Delete(Removal):
 
     def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         raise ValueError(
-            "removal='delete' shifts tokens, and the attention mask hides some"
-            " tokens of this text; give the text without padding, or take"
-            " 'attention_mask'"
+            "removal='delete' shifts tokens, and the attention mask hides some tokens"
+            " of this text; give the text without padding, or take 'attention_mask'"
         )
 
     def check(self, text: EncodedText, fill: Fill) -> None:
@@ -319,13 +308,12 @@ class Delete(Removal):
                 " full text; take 'attention_mask'"
             )
 
-    def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
-        def without(keep):
-            columns = keep.nonzero()[:, 1].view(len(keep), -1)
-            inputs = {k: v[0][columns] for k, v in text.enc.items()}
-            return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
-
-        return [without]
+    def inputs(
+        self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
+    ) -> ModelInputs:
+        columns = keep.nonzero()[:, 1].view(len(keep), -1)
+        inputs = {k: v[0][columns] for k, v in enc.items()}
+        return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
 
 
 def with_tokens(

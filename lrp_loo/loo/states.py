@@ -46,10 +46,9 @@ def is_causal(model: torch.nn.Module) -> bool:
     hooks = [(layer, None, store_rows) for layer in layers_of(model).modules[-1:]]
     other = inputs['input_ids'].clone()
     other[:, -1] = other[:, 0]
-    with contextlib.suppress(Exception):
-        with forward_hooks(hooks):
-            forward(model, inputs)
-            forward(model, inputs | dict(input_ids=other))
+    with contextlib.suppress(Exception), forward_hooks(hooks):
+        forward(model, inputs)
+        forward(model, inputs | dict(input_ids=other))
         first, second = rows
         has_rows = first.shape[1] == other.shape[1] - 1
         return has_rows and not differs(second, first, float(first.abs().max()))
@@ -60,13 +59,9 @@ def why_no_states(
     model: torch.nn.Module,  # any model
 ) -> str:  # '' if they can
     "Return why keys and values of this model cannot be stored, or rows left out."
-    if not is_intercepted(model):
-        return _failed_trial(model)
-    return _no_states(model, 'hooks, function modes or autocast are active')
-
-
-def _no_states(model, reason):
-    return (
+    reason = 'hooks, function modes or autocast are active'
+    reason = reason if is_intercepted(model) else _failed_trial(model)
+    return reason and (
         f"keys and values of {type(model).__name__} cannot be stored: {reason}; give it"
         " as it was loaded, without a hook or a wrapper (PEFT: merge_and_unload()), and"
         " call model.eval().float() and model.set_attn_implementation('sdpa')"
@@ -77,10 +72,10 @@ def _no_states(model, reason):
 def _failed_trial(model):
     "Compare a probe's variants with the model's own forward; return why they differ."
     if getattr(model, 'dtype', torch.float32).itemsize < 4:
-        return _no_states(model, 'its numbers are in half precision')
+        return 'its numbers are in half precision'
     causal = is_causal(model)
     if not causal and (family_of(model) is None or not reads_first_row(model)):
-        return _no_states(model, 'it is no decoder, and of no known family of encoders')
+        return 'it is no decoder, and of no known family of encoders'
     inputs, expected = probe_inputs(model), []
     n = inputs['input_ids'].shape[1]
     keep = torch.ones(4, n, dtype=torch.bool, device=inputs['input_ids'].device)
@@ -90,7 +85,7 @@ def _failed_trial(model):
     try:
         stored, _ = StoredText.read(model, inputs)
         if causal and not stored.is_complete:
-            return _no_states(model, 'some layers store other states')
+            return 'some layers store other states'
         rows = changed_rows(keep, read, causal)
         with read_row_only(model):
             values = output_field(stored.output(rows, ~keep))
@@ -101,16 +96,15 @@ def _failed_trial(model):
         if values.ndim == 3:
             values, expected = values[:, -1], expected[:, -1]
     except Exception as e:  # another structure
-        reason = f'its family computes otherwise ({type(e).__name__}: {e})'
-        return _no_states(model, reason)
+        return f'its family computes otherwise ({type(e).__name__}: {e})'
     if agree(values, expected, spread(expected)):
         return ''
-    return _no_states(model, 'in a trial they give other numbers than its forward')
+    return 'in a trial they give other numbers than its forward'
 
 
 def states_differ(model: torch.nn.Module) -> None:
     "Store that stored states gave another number than the model's own forward."
-    reason = _no_states(model, 'they gave other numbers than its forward')
+    reason = 'they gave other numbers than its forward'
     proofs_of(model).outcomes[_failed_trial.__wrapped__, ()] = reason
 
 
@@ -127,14 +121,14 @@ def rows_read(
     is_logits = reads_logits(target)
     if not is_causal(model):
         return [0] if is_logits else None
-    n, n_read = enc['input_ids'].shape[1], None
+    n, n_read = enc['input_ids'].shape[1], 0
     if (getattr(model.config, 'sliding_window', None) or n) < n:
         return None  # a window of attention counts rows
     if callable(target) and getattr(target, 'from_end', False):
-        n_read = getattr(target, 'n_rows', None)
+        n_read = getattr(target, 'n_rows', 0)
     elif is_logits and target.position in (None, -1):
         n_read = 1
-    return None if n_read is None or n_read > n else list(range(n - n_read, n))
+    return list(range(n - n_read, n)) if 0 < n_read <= n else None
 
 # %% ../../nbs/lib/loo_states.ipynb #0000000c
 def changed_rows(
@@ -157,8 +151,7 @@ def _cache(states, text):
     def with_stored(stored, new):
         # with padding, transformers repeats the heads of grouped attention
         stored = stored[:, :: max(1, stored.shape[1] // new.shape[1])]
-        if len(stored) > 1:
-            stored = stored[text]
+        stored = stored[text] if len(stored) > 1 else stored
         return torch.cat([stored.expand(len(new), -1, -1, -1), new], 2)
 
     class StoredStates(DynamicCache):
@@ -190,13 +183,6 @@ def _recorded_projections(model):
         yield states
 
 
-def _one_row(x):
-    "Return a tensor with one row of the text, and one key of a mask."
-    if not torch.is_tensor(x):
-        return x
-    return x[..., :1, :1] if x.ndim == 4 else x[:, :1]
-
-
 class _EncoderAttention:
     """Attention of the rows that an encoder's variants keep: the first queries, keys
     and values are looked up; in the last layer the first row is computed alone.
@@ -208,9 +194,8 @@ class _EncoderAttention:
         self.n_heads = model.config.num_attention_heads
         self.products = stored.first_products
         self.index = text[:, None] * n_tokens + rows  # (n, rows) of these products
-        self.bias = torch.zeros_like(
-            is_new, dtype=model.dtype
-        )  # (n, heads, rows, rows)
+        # (n, heads, rows, rows)
+        self.bias = torch.zeros_like(is_new, dtype=model.dtype)
         self.bias = self.bias.masked_fill(~is_new, -math.inf)[:, None, None]
         if self.family.position_bias is not None:
             by_distance = self.family.position_bias(model, n_tokens)
@@ -221,22 +206,26 @@ class _EncoderAttention:
     def hooks(self):
         "Return hooks that compute attention in place of its modules."
         # with a bias by distance, attention is eager in all layers
-        last, every = len(self.layers) - 1, self.family.position_bias is not None
-        return [
-            (
-                layer.get_submodule(self.family.attention),
-                self.store,
-                partial(after, layer),
-            )
-            for i, layer in enumerate(self.layers)
-            if every or i in (0, last)
-            for after in [self.last_row if i == last else self.all_rows]
-        ]
+        layers, last = self.layers, self.layers[-1]
+        if self.family.position_bias is None:
+            layers = dict.fromkeys((layers[0], last))
+        hooks = []
+        for layer in layers:
+            attention = layer.get_submodule(self.family.attention)
+            after = self.last_row if layer is last else self.all_rows
+            hooks.append((attention, self.store, partial(after, layer)))
+        return hooks
 
     def store(self, module, args, kwargs):
         "Store what enters attention; let the module itself compute one row."
+
+        def one_row(x):
+            if not torch.is_tensor(x):
+                return x
+            return x[..., :1, :1] if x.ndim == 4 else x[:, :1]
+
         self.hidden = args[0] if args else kwargs['hidden_states']
-        return tuple(map(_one_row, args)), {k: _one_row(v) for k, v in kwargs.items()}
+        return tuple(map(one_row, args)), {k: one_row(v) for k, v in kwargs.items()}
 
     def projections(self, module):
         return [module.get_submodule(name) for name in self.family.projections]
@@ -364,9 +353,8 @@ class StoredText:
         n = int(mask[indices].sum(1).max())
         enc = {k: v[indices, :n] for k, v in self.enc.items()}
         states = [(k[indices, :, :n], v[indices, :, :n]) for k, v in self.states]
-        return StoredText(
-            self.model, enc, states, [x[indices, :n] for x in self.inputs]
-        )
+        inputs = [x[indices, :n] for x in self.inputs]
+        return StoredText(self.model, enc, states, inputs)
 
     @cached_property
     def first_products(self) -> list[torch.Tensor]:

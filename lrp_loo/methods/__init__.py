@@ -119,7 +119,7 @@ def differs_from_model(
     lengths = {i: sizes[i] for i in batch}
     is_padded, n = len(set(lengths.values())) > 1, max(lengths.values())
     proofs, claim = proofs_of(model), _claim([encs[i] for i in batch], target, method)
-    is_known = proofs.covers(claim, n, n)
+    is_known = proofs.covers(claim, n)
     for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
         output = plain_forward(model, encs[i])
@@ -128,7 +128,7 @@ def differs_from_model(
             if is_padded:
                 proofs.outcomes[claim] = 'padding changes the number'
             return True
-    proofs.add_lengths(claim, 1, n)
+    proofs.add_length(claim, n)
     return False
 
 

@@ -100,12 +100,9 @@ class AttentionCall:
 @lru_cache
 def operation_name(func: Callable[..., Any]) -> str:
     "Return a torch function's name, such as 'linear'; for a getter its property's."
-    name = getattr(func, '__name__', None)
-    if name is None:
-        return str(func)
-    if name == '__get__' and hasattr(func, '__self__'):
-        return func.__self__.__name__
-    return name
+    name = getattr(func, '__name__', str(func))
+    is_getter = name == '__get__' and hasattr(func, '__self__')
+    return func.__self__.__name__ if is_getter else name
 
 
 class AttentionMode(TorchFunctionMode):
@@ -117,14 +114,11 @@ class AttentionMode(TorchFunctionMode):
 
     def softmax_call(
         self,
-        softmax: Callable[..., Any],  # torch's function
-        # masked logits (batch, heads, n_queries, n_keys); called input as in torch
-        input: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
+        softmax: Callable[[torch.Tensor], torch.Tensor],  # torch's, with its options
+        logits: torch.Tensor,  # masked, (batch, heads, n_queries, n_keys)
     ) -> torch.Tensor:
         "Return the attention weights of an eager call."
-        return softmax(input, *args, **kwargs)
+        return softmax(logits)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -132,9 +126,10 @@ class AttentionMode(TorchFunctionMode):
         if name == 'scaled_dot_product_attention':
             return self.attend(AttentionCall(*args, **kwargs))
         if name == 'softmax':
-            logits = args[0] if args else kwargs['input']
+            options = dict(kwargs)
+            logits, *others = args or [options.pop('input')]
             if logits.ndim == 4:
-                return self.softmax_call(func, *args, **kwargs)
+                return self.softmax_call(lambda x: func(x, *others, **options), logits)
         return func(*args, **kwargs)
 
 
@@ -196,8 +191,10 @@ class AttentionMaps(AttentionMode):
             self.maps.append(call.weights())
         return call.compute()
 
-    def softmax_call(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        A = super().softmax_call(*args, **kwargs)
+    def softmax_call(
+        self, softmax: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
+    ) -> torch.Tensor:
+        A = softmax(logits)
         if POSITIONS.get() is not NO_POSITIONS:
             self.maps.append(A)
         return A

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CACHES', 'WatchedEmbeddings', 'watch_embeddings', 'check_model', 'check_finite', 'gradients_enabled', 'forward',
-           'plain_forward', 'has_foreign_hooks', 'modules_with_hooks', 'is_intercepted', 'probe_inputs', 'batch_noise',
-           'RowCounter', 'counted_rows']
+           'plain_forward', 'modules_with_hooks', 'is_intercepted', 'content_ids', 'probe_inputs', 'batch_noise',
+           'counted_rows']
 
 # %% ../../nbs/lib/models_call.ipynb #00000002
 import contextlib
@@ -203,8 +203,7 @@ def check_finite(values: torch.Tensor) -> None:
     if not torch.isfinite(values).all():
         raise ValueError(
             "the model's logits are not finite:"
-            f" {values[~torch.isfinite(values)].tolist()} (NaN or infinite"
-            " weights?)"
+            f" {values[~torch.isfinite(values)].tolist()} (NaN or infinite weights?)"
         )
 
 # %% ../../nbs/lib/models_call.ipynb #0000000c
@@ -311,26 +310,23 @@ def plain_forward(
         return forward(model, inputs)
 
 
-def has_foreign_hooks(m: torch.nn.Module) -> bool:
-    "Return True if a module has hooks that are neither ours nor transformers' own."
-    # transformers collects outputs by hooks
-    collecting = sys.modules.get('transformers.utils.output_capturing')
-    own_file = getattr(collecting, '__file__', '')
-    forward_hooks = (m._forward_hooks, m._forward_pre_hooks)
-    for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
-        for hook in hooks.values():
-            code = getattr(hook, '__code__', None)
-            is_collecting = code is not None and code.co_filename == own_file
-            if not isinstance(hook, Hook) and not is_collecting:
-                return True
-    return False
-
-
 @cached_in_call
 def modules_with_hooks(model: torch.nn.Module) -> set[torch.nn.Module]:
-    "Return the modules of a model that have hooks of others, or a forward of their own."
-    modules = all_modules(model).values()
-    return {m for m in modules if 'forward' in vars(m) or has_foreign_hooks(m)}
+    """Return the modules of a model that have a forward of their own, or hooks that are
+    neither ours nor transformers', which collects outputs by hooks.
+    """
+    collecting = sys.modules.get('transformers.utils.output_capturing')
+    own_file = getattr(collecting, '__file__', '')
+
+    def is_watched(m):
+        tables = (m._forward_hooks, m._forward_pre_hooks)
+        tables += (m._backward_hooks, m._backward_pre_hooks)
+        hooks = [hook for table in tables for hook in table.values()]
+        foreign = (getattr(h, '__code__', None) for h in hooks if type(h) is not Hook)
+        is_foreign = any(c is None or c.co_filename != own_file for c in foreign)
+        return 'forward' in vars(m) or is_foreign
+
+    return set(filter(is_watched, all_modules(model).values()))
 
 
 def is_intercepted(
@@ -346,26 +342,30 @@ def is_intercepted(
     return has_hooks or calls_are_intercepted(device_of(model))
 
 
+def _configs(model):
+    "Return the fields of the configurations of a model and of its parts."
+    return [vars(c) for m in pretrained_parts(model) if (c := m.config) is not None]
+
+
+def content_ids(model: torch.nn.Module) -> torch.Tensor:  # on the model's device
+    "Return the ids that no configuration names as special; all if it names all."
+    fields = [f for c in _configs(model) for f in c.items()]
+    values = [v for name, v in fields if name.endswith('_token_id')]
+    special = [i for v in values for i in (v if isinstance(v, (list, tuple)) else [v])]
+    special = torch.tensor([i for i in special if isinstance(i, int)])
+    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
+    is_content = ~torch.isin(ids, special)
+    return (ids[is_content] if is_content.any() else ids).to(device_of(model))
+
+
 def probe_inputs(
     model: torch.nn.Module, n_texts: int = 1
 ) -> dict[str, torch.Tensor]:  # (n_texts, 8), or a window of attention's tokens
     "Return random texts without special tokens, the same in every process."
-    configs = [vars(c) for m in pretrained_parts(model) if (c := m.config) is not None]
-    special = torch.tensor(
-        [
-            i
-            for c in configs
-            for k, v in c.items()
-            if k.endswith('_token_id')
-            for i in (v if isinstance(v, (list, tuple)) else [v])
-            if isinstance(i, int)
-        ]
-    )
-    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
-    ids = ids[~torch.isin(ids, special)] if len(ids) > 8 + len(special) else ids
-    windows = [w - 1 for c in configs if (w := c.get('sliding_window'))]
+    ids = content_ids(model)
+    windows = [w - 1 for c in _configs(model) if (w := c.get('sliding_window'))]
     shape, generator = (n_texts, min([8, *windows])), torch.Generator().manual_seed(0)
-    ids = ids[torch.randint(len(ids), shape, generator=generator)].to(device_of(model))
+    ids = ids[torch.randint(len(ids), shape, generator=generator)]
     return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
@@ -393,22 +393,18 @@ def batch_noise(
     return noise if noise > max(1e-4, 4 * eps) else 0.0
 
 
-class RowCounter:
-    "The number of rows (tokens of all texts) that entered a model's first layer."
+@contextlib.contextmanager
+def counted_rows(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Collect the numbers of rows (tokens of all texts) that enter a model's first
+    layer, those of `plain_forward` left out.
+    """
+    counts = []
 
-    n = 0
-
-    def count(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        "Add the rows of a call: a hook before the layer."
+    def count(module, args, kwargs):
         inputs = (*args, kwargs.get('hidden_states'), kwargs.get('input_ids'))
         first = next((x for x in inputs if torch.is_tensor(x)), None)
-        self.n += 0 if first is None else first.shape[:2].numel()
+        counts.append(0 if first is None else first.shape[:2].numel())
 
-
-@contextlib.contextmanager
-def counted_rows(model: torch.nn.Module) -> Iterator[RowCounter]:
-    "Count the rows that a model computes, those of `plain_forward` left out."
-    counter = RowCounter()
-    first = next(iter(layers_of(model).modules), model)
-    with forward_hooks([(first, counter.count, None)]):
-        yield counter
+    first_layer = next(iter(layers_of(model).modules), model)
+    with forward_hooks([(first_layer, count, None)]):
+        yield counts

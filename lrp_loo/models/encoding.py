@@ -98,9 +98,8 @@ def check_ids(model: torch.nn.Module, ids: torch.Tensor) -> None:
     first, last = (int(i) for i in ids.aminmax())
     if not 0 <= first <= last < n:
         raise ValueError(
-            f"the text has token ids from {first} to {last} and"
-            f" {type(model).__name__} has {n} embeddings, 0 to {n - 1}; is the"
-            " tokenizer another model's?"
+            f"the text has token ids from {first} to {last} and {type(model).__name__}"
+            f" has {n} embeddings, 0 to {n - 1}; is the tokenizer another model's?"
         )
 
 
@@ -340,9 +339,8 @@ def _check_encoding(model, tokenizer, encoding, max_length):
 def _encode_image(model, processor, image):
     if isinstance(image, (str, bytes, tuple, Path)):
         raise TypeError(
-            f"{type(model).__name__} takes images (PIL, array, or float"
-            f" tensor), got {type(image).__name__}; open a file or a URL"
-            " first"
+            f"{type(model).__name__} takes images (PIL, array, or float tensor), got"
+            f" {type(image).__name__}; open a file or a URL first"
         )
     if processor is not None:
         enc = processor(images=image, return_tensors='pt')

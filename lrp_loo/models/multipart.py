@@ -301,8 +301,7 @@ class ReadTwice(MultiPartModel):
         if not torch.cat([start, input_ids[:, :-1]], 1).equal(decoder_ids[0]):
             raise ValueError(
                 f"{type(self).__name__}'s decoder does not read the text one position"
-                f" later, after {_START}, so the tokens to hide in it are"
-                " unknown"
+                f" later, after {_START}, so the tokens to hide in it are unknown"
             )
         return out
 

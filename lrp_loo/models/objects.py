@@ -266,8 +266,7 @@ def _unwrap_pipeline(pipeline, tokenizer):
         if entailment < 0:
             raise ValueError(
                 "no label of this zero-shot pipeline's model begins with 'entail', so"
-                " the score of a candidate label is unknown; set"
-                " model.config.label2id"
+                " the score of a candidate label is unknown; set model.config.label2id"
             )
         if pipeline._postprocess_params.get('multi_label'):
             contradiction = 0 if entailment else pipeline.model.config.num_labels - 1

@@ -95,8 +95,7 @@ class Proofs:
     views: list  # a few entries of each tensor
     samples: list  # their values
     outcomes: dict = field(default_factory=dict)  # (trial, arguments) → outcome
-    # claim → (shortest, longest) text lengths that it was shown for
-    lengths: dict = field(default_factory=dict)
+    longest: dict = field(default_factory=dict)  # claim → longest text it holds for
 
     @classmethod
     def begin(cls, model: torch.nn.Module) -> 'Proofs':
@@ -117,20 +116,13 @@ class Proofs:
             and _read(self.views) == self.samples
         )
 
-    def covers(self, claim: Any, shortest: int, longest: int) -> bool:
-        "Return True if a claim was shown for texts from the shortest to the longest."
-        known = self.lengths.get(claim, [])
-        return any(a <= shortest and longest <= b for a, b in known)
+    def covers(self, claim: Any, n: int) -> bool:
+        "Return True if a claim was shown for texts of n tokens."
+        return n <= self.longest.get(claim, 0)
 
-    def add_lengths(self, claim: Any, shortest: int, longest: int) -> None:
-        "Store that a claim was shown for texts from the shortest to the longest."
-        apart = []
-        for a, b in self.lengths.get(claim, []):
-            if a <= longest and shortest <= b:  # they meet
-                shortest, longest = min(a, shortest), max(b, longest)
-            else:
-                apart.append((a, b))
-        self.lengths[claim] = [*apart, (shortest, longest)]
+    def add_length(self, claim: Any, n: int) -> None:
+        "Store that a claim was shown for texts of up to n tokens."
+        self.longest[claim] = max(n, self.longest.get(claim, 0))
 
 
 @torch.no_grad()
