@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PER_TOKEN', 'ROWS_ON_CPU', 'ROWS_OF_A_PASS', 'is_causal', 'why_no_states', 'states_differ', 'rows_read',
-           'changed_rows', 'input_hooks', 'rows_in_pass', 'similar_sizes', 'StoredText']
+           'changed_rows', 'projection_hooks', 'input_hooks', 'rows_in_pass', 'similar_sizes', 'StoredText']
 
 # %% ../../nbs/lib/loo_states.ipynb #40988315
 import contextlib
@@ -142,78 +142,96 @@ def changed_rows(
     return rows
 
 
-def _cache(states, text):
-    """Return a cache that puts the stored keys and values of each variant's text in
-    front of those that a layer computes.
-    """
-    from transformers import DynamicCache
+@dataclass(frozen=True, eq=False)
+class _States:
+    "Keys and values of texts, in front of those that a layer computes for variants."
 
-    def with_stored(stored, new):
+    layers: list  # (keys, values) of each layer, (n_texts, heads, n_stored, d)
+    text: torch.Tensor  # (n,) index of each variant's text
+    # called with (layer, keys, values) that are new, (n, heads, rows, d)
+    receive: Callable[..., Any] | None
+
+    def joined(self, layer, *new):
+        "Return the stored and the new keys and values of a layer."
+        if self.receive is not None:
+            self.receive(layer, *new)
+        return tuple(map(self._with_stored, self.layers[layer], new))
+
+    def _with_stored(self, stored, new):
         # with padding, transformers repeats the heads of grouped attention
         stored = stored[:, :: max(1, stored.shape[1] // new.shape[1])]
-        stored = stored[text] if len(stored) > 1 else stored
+        stored = stored[self.text] if len(stored) > 1 else stored
         return torch.cat([stored.expand(len(new), -1, -1, -1), new], 2)
 
-    class StoredStates(DynamicCache):
-        def update(self, key, value, layer_idx, *args, **kwargs):
-            return tuple(map(with_stored, states[layer_idx], (key, value)))
+    def cache(self):
+        "Return them as a decoder's cache."
+        from transformers import DynamicCache
 
-    return StoredStates()
+        def update(cache, key, value, layer_idx, *args, **kwargs):
+            return self.joined(layer_idx, key, value)
+
+        return type('StoredStates', (DynamicCache,), dict(update=update))()
 
 
-@contextlib.contextmanager
-def _recorded_projections(model):
-    "Record the keys and values of an encoder's layers, if it takes earlier ones."
-    states, family = [], family_of(model)
-    takes_states = not input_names(model).named.keys().isdisjoint(CACHES)
-    if family is None or family.position_bias is not None or not takes_states:
-        yield states
-        return
+def projection_hooks(
+    model: torch.nn.Module,
+    states: list,  # queries, keys and values, (n_texts, heads, T, d), are added by layer
+    outputs: list | None = None,  # what attention returns, (n_texts, T, d), by layer
+) -> list:  # see `forward_hooks`; none for a model of no known family
+    "Return hooks that store what enters and leaves the attention of an encoder."
+    family, hooks = family_of(model), []
 
-    def store(module, args, kwargs, out):
-        heads = out.unflatten(-1, (model.config.num_attention_heads, -1))
-        if not states or len(states[-1]) == 2:
-            states.append(())
-        states[-1] += (heads.transpose(1, 2),)
+    def store(of_layer, which, module, args, kwargs, out):
+        heads = out.detach().unflatten(-1, (model.config.num_attention_heads, -1))
+        of_layer[which] = heads.transpose(1, 2)
 
-    paths = [f'{family.attention}.{name}' for name in family.projections[1:]]
-    layers = layers_of(model).modules
-    hooks = [(m.get_submodule(path), None, store) for m in layers for path in paths]
-    with forward_hooks(hooks):
-        yield states
+    def store_output(module, args, kwargs, out):
+        outputs.append(out[0] if family.output is None else args[0])
+
+    for layer in layers_of(model).modules if family else ():
+        attention = layer.get_submodule(family.attention)
+        states.append([None] * 3)
+        for which, name in enumerate(family.projections):
+            after = partial(store, states[-1], which)
+            hooks.append((attention.get_submodule(name), None, after))
+        if outputs is not None:
+            last = attention.get_submodule(family.output or '')
+            hooks.append((last, None, store_output))
+    return hooks
 
 
 class _EncoderAttention:
-    """Attention of the rows that an encoder's variants keep: the first queries, keys
-    and values are looked up; in the last layer the first row is computed alone.
+    """Attention of the rows that an encoder's variants compute: the first queries, keys
+    and values are looked up; without stored keys, the first row of the last layer is
+    computed alone.
     """
 
-    def __init__(self, stored, text, rows, is_new):
+    def __init__(self, stored, states, rows, keys, is_visible):
         model, n_tokens = stored.model, stored.enc['input_ids'].shape[1]
+        self.states, text = states, states.text
         self.family, self.layers = family_of(model), layers_of(model).modules
         self.n_heads = model.config.num_attention_heads
         self.products = stored.first_products
         self.index = text[:, None] * n_tokens + rows  # (n, rows) of these products
-        # (n, heads, rows, rows)
-        self.bias = torch.zeros_like(is_new, dtype=model.dtype)
-        self.bias = self.bias.masked_fill(~is_new, -math.inf)[:, None, None]
+        # (n, heads, rows, keys)
+        self.bias = torch.zeros_like(is_visible, dtype=model.dtype)
+        self.bias = self.bias.masked_fill(~is_visible, -math.inf)[:, None, None]
         if self.family.position_bias is not None:
             by_distance = self.family.position_bias(model, n_tokens)
-            by_distance = by_distance[:, rows[:, :, None], rows[:, None]]
+            by_distance = by_distance[:, rows[:, :, None], keys[:, None]]
             self.bias = self.bias + by_distance.transpose(0, 1)
         self.hidden = None  # what enters the layer's attention
 
     def hooks(self):
         "Return hooks that compute attention in place of its modules."
+        last, has_stored = len(self.layers) - 1, bool(self.states.layers)
         # with a bias by distance, attention is eager in all layers
-        layers, last = self.layers, self.layers[-1]
-        if self.family.position_bias is None:
-            layers = dict.fromkeys((layers[0], last))
-        hooks = []
-        for layer in layers:
+        every, hooks = has_stored or self.family.position_bias is not None, []
+        for i, layer in enumerate(self.layers):
             attention = layer.get_submodule(self.family.attention)
-            after = self.last_row if layer is last else self.all_rows
-            hooks.append((attention, self.store, partial(after, layer)))
+            after = self.last_row if i == last and not has_stored else self.all_rows
+            if every or i in (0, last):
+                hooks.append((attention, self.store, partial(after, i)))
         return hooks
 
     def store(self, module, args, kwargs):
@@ -238,12 +256,13 @@ class _EncoderAttention:
         return (joined, *out[1:])
 
     def all_rows(self, layer, module, args, kwargs, out):
-        if layer is self.layers[0]:
+        if layer == 0:
             qkv = [F.embedding(self.index, product) for product in self.products]
         else:
             qkv = [project(self.hidden) for project in self.projections(module)]
-        qkv = [x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in qkv]
-        heads = F.scaled_dot_product_attention(*qkv, attn_mask=self.bias)
+        q, *kv = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in qkv)
+        kv = self.states.joined(layer, *kv) if self.states.layers else kv
+        heads = F.scaled_dot_product_attention(q, *kv, attn_mask=self.bias)
         return self.finished(module, heads, out)
 
     def last_row(self, layer, module, args, kwargs, out):
@@ -334,11 +353,11 @@ class StoredText:
     ) -> tuple['StoredText', Any]:
         "Return the text, and the model's output for it."
         if not is_causal(model):
-            inputs = []
-            hooks = forward_hooks(input_hooks(model, inputs))
-            with _recorded_projections(model) as states, hooks:
+            inputs, states = [], []
+            hooks = projection_hooks(model, states) + input_hooks(model, inputs)
+            with forward_hooks(hooks):
                 output = forward(model, enc)
-            return cls(model, enc, states, inputs), output
+            return cls(model, enc, [layer[1:] for layer in states], inputs), output
         output = forward(model, enc | dict(use_cache=True))
         cache = next((getattr(output, n) for n in CACHES if hasattr(output, n)), None)
         layers = getattr(cache, 'layers', [])
@@ -383,6 +402,9 @@ class StoredText:
         recomputed: torch.Tensor,  # (n, T) bool: rows that each variant computes
         hidden: torch.Tensor,  # (n, T) bool: keys that no row attends to
         text: torch.Tensor | None = None,  # (n,) index of each variant's text
+        # called with (rows, is_new, layer, keys, values): which rows the new keys and
+        # values are of, (n, rows), and whether a variant sees them
+        receive: Callable[..., Any] | None = None,
         **options: Any,  # arguments of the model's forward
     ) -> Any:  # its output; shorter variants compute unused rows as well
         "Return the model's output for variants, computing only the given rows."
@@ -397,21 +419,23 @@ class StoredText:
         inputs |= {k: v[text].gather(1, rows) for k, v in self.enc.items()}
         is_visible, is_new = ~(recomputed | hidden), recomputed & ~hidden
         stored, is_new = is_visible.any(0).nonzero()[:, 0], is_new.gather(1, rows)
-        if not len(stored) and not causal:  # all rows are computed
+        keys = torch.cat([stored.expand(len(rows), -1), rows], 1)
+        is_visible = torch.cat([is_visible[:, stored], is_new], 1)
+        # none if an encoder's variants compute all rows
+        needed = self.states if causal or len(stored) else []
+        states = [(k[:, :, stored], v[:, :, stored]) for k, v in needed]
+        receive = receive and partial(receive, rows, is_new)
+        states = _States(states, text, receive)
+        if not causal:
             inputs['attention_mask'] = is_new.long()
-            attention = _EncoderAttention(self, text, rows, is_new)
+            attention = _EncoderAttention(self, states, rows, keys, is_visible)
             with forward_hooks(attention.hooks()):
                 return forward(self.model, inputs | options)
-        mask = torch.cat([is_visible[:, stored], is_new], 1)
-        mask = mask[:, None].expand(-1, size, -1)
-        if causal:
-            keys = torch.cat([stored.expand(len(rows), -1), rows], 1)
-            mask = mask & (keys[:, None] <= rows[..., None])
+        mask = is_visible[:, None] & (keys[:, None] <= rows[..., None])
         mask = mask | ~mask.any(-1, keepdim=True)  # rows without keys are never read
-        states = [(k[:, :, stored], v[:, :, stored]) for k, v in self.states]
         names = input_names(self.model).named
         name = next((name for name in CACHES if name in names), CACHES[-1])
-        inputs |= {'attention_mask': mask[:, None], name: _cache(states, text)}
+        inputs |= {'attention_mask': mask[:, None], name: states.cache()}
         return forward(self.model, inputs | options)
 
     @torch.no_grad()
@@ -424,6 +448,8 @@ class StoredText:
         # called with the number of newly computed variants
         progress: Callable[[int], Any] | None = None,
         text: torch.Tensor | None = None,  # (n,) index of each variant's text
+        # as for `output`, called with the variants' indices before all else
+        receive: Callable[..., Any] | None = None,
     ) -> torch.Tensor:  # (n,); for generated tokens (n, tokens)
         "Return the explained number of each variant."
         causal, max_rows = is_causal(self.model), rows_in_pass(self.model, token_budget)
@@ -433,7 +459,9 @@ class StoredText:
         for batch in similar_sizes(sizes.tolist(), len(order), max_rows):
             i = order[batch]
             with read_row_only(self.model, readout):
-                output = self.output(recomputed[i], hidden[i], text[i], **options)
+                arguments = (recomputed[i], hidden[i], text[i])
+                of_batch = receive and partial(receive, i)
+                output = self.output(*arguments, of_batch, **options)
             values.append(readout(output, text[i], at_end=causal))
             if progress is not None:
                 progress(len(i))
