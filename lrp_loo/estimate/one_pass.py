@@ -23,14 +23,15 @@ from ..inputs.units import Units
 from ..core.tensors import check_tokens_alone
 from ..core.hooks import forward_hooks, restores_state
 from ..loo.removals import key_weights, n_patches
-from ..loo.states import PER_TOKEN, StoredText, input_hooks, why_no_states
+from ..loo.states import PER_TOKEN, StoredText, input_hooks, projection_hooks
+from ..loo.states import why_no_states
 from ..lrp import lrp_rules
 from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
 from ..lrp.table import fused_attention
 from ..models.call import forward, gradients_enabled, watch_embeddings
 from ..models.attention import AttentionCall, AttentionMode
-from ..models.structure import device_of
+from ..models.structure import device_of, family_of
 from ..models.attention import NO_POSITIONS, POSITIONS
 
 # %% ../../nbs/lib/estimate_one_pass.ipynb #00000007
@@ -131,6 +132,9 @@ class _AttentionWithoutMaps(Function):
         return dq, dk, dv, None, None, None
 
 
+_QKV = ('query', 'key', 'value')
+
+
 class _FusedCalls(AttentionMode):
     "The fused attention calls of a pass, in their order."
 
@@ -139,7 +143,7 @@ class _FusedCalls(AttentionMode):
         self.receive = receive  # called with (index, ∂f/∂O, ∂f/∂A, A)
         self.weights = []  # A of the eager calls in this context
         self.queries = []
-        self.states = []  # keys and values
+        self.calls = []  # the same calls without their history
         self.shapes = {}  # a call's index → shape of its attention weights
         self.positions = {}  # a call's index → its `Positions`, or None
         self.is_complete = True  # False: maps of a call have to be recorded
@@ -164,7 +168,8 @@ class _FusedCalls(AttentionMode):
         self.shapes[index] = (*q.shape[:-1], fused.key.shape[-2])
         self.positions[index] = POSITIONS.get()
         self.queries.append(q)
-        self.states.append((fused.key.detach(), fused.value.detach()))
+        detached = (x.detach() for x in (q, fused.key, fused.value))
+        self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
         return _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused, partial(self.receive, index)
         )
@@ -201,6 +206,7 @@ class _Pass:
         # own rows whose effects do not count: f depends on them only through their keys
         self.excluded = None
         self.batches = []  # sums of finished batches
+        self.calls, self.gradients = [], {}  # attention, and ∂f/∂O of each call
         if self.is_text and any(u is not None for u in units or ()):
             T = batch['input_ids'].shape[1]
             n = max(T if u is None else len(u) for u in units)
@@ -311,6 +317,7 @@ class _Pass:
         """
         self.exclude_own_rows(dO, index)
         self.add_heads(index, g, A)
+        self.gradients[index] = dO
 
     def next_batch(self):
         "Store the sums of the current batch, and reset them."
@@ -350,7 +357,7 @@ class _Pass:
 
     def run(self, target):
         "Run one backward pass through all layers; return explained numbers, readout."
-        calls = _FusedCalls(self.receive)
+        calls, states, outputs = _FusedCalls(self.receive), [], []
         self.positions = calls.positions
         if isinstance(target, GeneratedReadout):
             out, weights = self.forward(gradient())
@@ -358,13 +365,16 @@ class _Pass:
             rule = {'scaled_dot_product_attention': calls.rule}
             out, weights = self.forward(replace(gradient(), rules=rule))
         else:  # a known model: noting operations takes a third of a short pass
-            with calls, self.key_weights():
+            family = family_of(self.model)
+            is_eager = family is not None and family.position_bias is not None
+            hooks = projection_hooks(self.model, states, outputs) if is_eager else []
+            with calls, self.key_weights(), forward_hooks(hooks):
                 out, weights = forward(self.model, self.batch), calls.weights
         # of calls of both kinds the order is unknown
         if not calls.is_complete or calls.queries and weights:
             calls = _FusedCalls(self.receive)
             out, weights = self.forward(gradient())
-        self.states = calls.states
+        self.calls = calls.calls
         readout = as_readout(target, out, self.batch)
         values = readout(out)
         del out
@@ -375,11 +385,28 @@ class _Pass:
             return values[0], readout
         if calls.queries:
             gradients(values, calls.queries)
-        grads = gradients(values, weights) if weights else []
+        grads = gradients(values, weights + outputs) if weights else []
+        if outputs:
+            self.add_eager_calls(states, grads[len(weights) :])
+            del grads[len(weights) :]
         while weights:  # from the last call to the first; frees each
             g, A = grads.pop(), weights.pop().detach()
             self.add(len(weights), g, A)
         return values, readout
+
+    def add_eager_calls(self, states, grads):
+        "Store the calls of an encoder with a bias by distance, and their gradients."
+        n_tokens = self.batch['input_ids'].shape[1]
+        bias = family_of(self.model).position_bias(self.model, n_tokens)[None]
+        if (mask := self.batch.get('attention_mask')) is not None:
+            bias = bias.masked_fill(mask[:, None, None] == 0, -math.inf)
+        for index, (qkv, g) in enumerate(zip(states, grads)):
+            self.calls.append(AttentionCall(*qkv, bias))
+            if g is not None:
+                # of the last layer's rows the first alone may be computed
+                g = F.pad(g, (0, 0, 0, n_tokens - g.shape[1]))
+                heads = g.unflatten(-1, (qkv[0].shape[1], -1))
+                self.gradients[index] = heads.transpose(1, 2)
 
     def each_number(self, values, weights):
         "Add the effects on each explained number of one text, as an entry of the batch."
@@ -405,7 +432,9 @@ class RemovalTerms(NamedTuple):
     values: torch.Tensor  # (batch,) the explained numbers
     readout: Readout
     spread: torch.Tensor  # as `terms`: root of the sum of squares
-    stored: StoredText  # keys and values of each fused attention call
+    stored: StoredText  # keys and values of each attention call
+    # each attention call and ∂f/∂O, (batch, heads, T, d), None if there is none
+    attention: list[tuple[AttentionCall, torch.Tensor | None]]
 
 
 @restores_state
@@ -430,5 +459,8 @@ def removal_pass(
         ):
             values, readout = one_pass.run(target)
     terms, squares = one_pass.terms().unbind(-1)
-    stored = StoredText(model, batch, one_pass.states, inputs[:1])
-    return RemovalTerms(terms, values.detach(), readout, squares.sqrt(), stored)
+    calls, of_outputs = one_pass.calls, one_pass.gradients
+    stored = StoredText(model, batch, [(c.key, c.value) for c in calls], inputs[:1])
+    attention = [(call, of_outputs.get(i)) for i, call in enumerate(calls)]
+    others = (readout, squares.sqrt(), stored, attention)
+    return RemovalTerms(terms, values.detach(), *others)
