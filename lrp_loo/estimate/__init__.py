@@ -106,6 +106,23 @@ class Posterior:
         indices = torch.tensor(units, device=self.loo.device).long()
         return replace(self, loo=self.loo.index_copy(0, indices, loo.to(self.loo)))
 
+    def with_rows(
+        self,
+        units: torch.Tensor,  # (n,) unit indices
+        scores: torch.Tensor,  # (n,) their estimates from recomputed rows
+        spread: torch.Tensor,  # (n,) of their terms in rows that are kept
+        is_exact: torch.Tensor,  # (n,) bool: no row is kept
+    ) -> 'Posterior':
+        "Return the posterior with these estimates in place of the closed form."
+        scores, parts = scores.to(self.loo), ~is_exact
+        some = units[parts]
+        posterior = replace(
+            self,
+            closed_form=self.closed_form.index_copy(0, some, scores[parts]),
+            spread=self.spread.index_copy(0, some, spread[parts]),
+        )
+        return posterior.with_loo(units[is_exact].tolist(), scores[is_exact])
+
     @staticmethod
     @lru_cache(64)
     def _draws(n):

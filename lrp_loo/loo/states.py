@@ -202,17 +202,19 @@ def projection_hooks(
 
 class _EncoderAttention:
     """Attention of the rows that an encoder's variants compute: the first queries, keys
-    and values are looked up; without stored keys, the first row of the last layer is
-    computed alone.
+    and values are looked up. Without stored keys, the first row of the last layer is
+    computed alone; with them, all rows are one text outside of attention, so that no
+    padding is computed.
     """
 
-    def __init__(self, stored, states, rows, keys, is_visible):
+    def __init__(self, stored, states, rows, keys, is_visible, is_computed):
         model, n_tokens = stored.model, stored.enc['input_ids'].shape[1]
-        self.states, text = states, states.text
+        self.states, text, self.is_computed = states, states.text, is_computed
         self.family, self.layers = family_of(model), layers_of(model).modules
         self.n_heads = model.config.num_attention_heads
         self.products = stored.first_products
-        self.index = text[:, None] * n_tokens + rows  # (n, rows) of these products
+        # of these products: (n, rows), or (1, all rows)
+        self.index = self.gathered(text[:, None] * n_tokens + rows)
         # (n, heads, rows, keys)
         self.bias = torch.zeros_like(is_visible, dtype=model.dtype)
         self.bias = self.bias.masked_fill(~is_visible, -math.inf)[:, None, None]
@@ -232,7 +234,31 @@ class _EncoderAttention:
             after = self.last_row if i == last and not has_stored else self.all_rows
             if every or i in (0, last):
                 hooks.append((attention, self.store, partial(after, i)))
+        if has_stored:  # after the last attention, the rows that are read alone
+            output = f'{self.family.attention}.{self.family.output}'
+            paths = [path for path in self.family.row_wise if path != output]
+            modules = map(self.layers[-1].get_submodule, paths)
+            hooks += [(module, self.first_rows, None) for module in modules]
         return hooks
+
+    def gathered(self, x):
+        "Return the computed rows of all variants as one text, if keys are stored."
+        return x[self.is_computed][None] if self.states.layers else x
+
+    def by_variant(self, x):
+        "Return rows (1, all rows, d) as (n, rows, d), with zeros for padding."
+        if not self.states.layers:
+            return x
+        rows = x.new_zeros(*self.is_computed.shape, x.shape[-1])
+        rows[self.is_computed] = x[0]
+        return rows
+
+    def first_rows(self, module, args, kwargs):
+        "Keep the first row of every variant: a hook before a module."
+        sizes = self.is_computed.sum(1)
+        first, shape = sizes.cumsum(0) - sizes, (1, int(sizes.sum()))
+        args = (x[0, first][:, None] if x.shape[:2] == shape else x for x in args)
+        return tuple(args), kwargs
 
     def store(self, module, args, kwargs):
         "Store what enters attention; let the module itself compute one row."
@@ -250,7 +276,7 @@ class _EncoderAttention:
 
     def finished(self, module, heads, out):
         "Return the module's output with these heads, (n, heads, rows, d), in it."
-        joined = heads.transpose(1, 2).flatten(2)
+        joined = self.gathered(heads.transpose(1, 2).flatten(2))
         if self.family.output is not None:
             joined = module.get_submodule(self.family.output)(joined)
         return (joined, *out[1:])
@@ -260,7 +286,8 @@ class _EncoderAttention:
             qkv = [F.embedding(self.index, product) for product in self.products]
         else:
             qkv = [project(self.hidden) for project in self.projections(module)]
-        q, *kv = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in qkv)
+        qkv = (self.by_variant(x).unflatten(-1, (self.n_heads, -1)) for x in qkv)
+        q, *kv = (x.transpose(1, 2) for x in qkv)
         kv = self.states.joined(layer, *kv) if self.states.layers else kv
         heads = F.scaled_dot_product_attention(q, *kv, attn_mask=self.bias)
         return self.finished(module, heads, out)
@@ -333,6 +360,17 @@ def similar_sizes(
     while chosen and chosen[0].start:
         chosen.insert(0, batches[chosen[0].start - 1])
     return chosen
+
+
+def _in_passes(sizes, max_rows):
+    "Return the fewest batches of at most so many rows together."
+    starts, n_rows = [0], 0
+    for i, size in enumerate(sizes):
+        if i > starts[-1] and n_rows + size > max_rows:
+            starts.append(i)
+            n_rows = 0
+        n_rows += size
+    return list(map(slice, starts, [*starts[1:], len(sizes)]))
 
 
 @dataclass(eq=False)
@@ -428,7 +466,12 @@ class StoredText:
         states = _States(states, text, receive)
         if not causal:
             inputs['attention_mask'] = is_new.long()
-            attention = _EncoderAttention(self, states, rows, keys, is_visible)
+            is_computed = recomputed.gather(1, rows)
+            arguments = (states, rows, keys, is_visible, is_computed)
+            attention = _EncoderAttention(self, *arguments)
+            if states.layers:
+                inputs = {k: attention.gathered(v) for k, v in inputs.items()}
+                inputs['attention_mask'].fill_(1)
             with forward_hooks(attention.hooks()):
                 return forward(self.model, inputs | options)
         mask = is_visible[:, None] & (keys[:, None] <= rows[..., None])
@@ -456,9 +499,15 @@ class StoredText:
         sizes, order = recomputed.sum(1).sort(stable=True)
         text = torch.zeros_like(order) if text is None else text.to(order)
         options, values = last_rows_only(self.model, readout) if causal else {}, []
-        for batch in similar_sizes(sizes.tolist(), len(order), max_rows):
-            i = order[batch]
-            with read_row_only(self.model, readout):
+        # an encoder's variants with kept rows need no padding, and hooks of their own
+        is_flat = not causal and bool((~(recomputed | hidden)).any())
+        if is_flat:
+            batches = _in_passes(sizes.tolist(), max_rows)
+        else:
+            batches = similar_sizes(sizes.tolist(), len(order), max_rows)
+        for batch in batches:
+            i, one_row = order[batch], read_row_only(self.model, readout)
+            with contextlib.nullcontext() if is_flat else one_row:
                 arguments = (recomputed[i], hidden[i], text[i])
                 of_batch = receive and partial(receive, i)
                 output = self.output(*arguments, of_batch, **options)
