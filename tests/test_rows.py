@@ -8,14 +8,20 @@ import pytest
 import torch
 from conftest import TEXTS, shallow_demo
 from families import random_inputs, random_model
+from test_exact_loo import unlisted_model
+from torch.nn.functional import scaled_dot_product_attention
 
 from lrp_loo import explain
 from lrp_loo.estimate import RecomputedRows, nearest_rows, removal_rows_scores
+from lrp_loo.estimate.auto import auto_scores
+from lrp_loo.estimate.one_pass import removal_pass
+from lrp_loo.estimate.rows import KeptRows, choose_rows
 from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import text_units
 from lrp_loo.loo import many_loo
 from lrp_loo.loo.engines import read_whole
-from lrp_loo.loo.states import StoredText
+from lrp_loo.loo.states import StoredText, changed_rows, is_causal, rows_read
+from lrp_loo.models.attention import AttentionMode
 from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
 
@@ -223,3 +229,85 @@ def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
     monkeypatch.setattr(StoredText, 'values', lambda *args: plain(*args) + 1)
     with pytest.raises(ValueError, match='recomputed'):
         explain(*demo, SENTENCE, method='removal+rows')
+
+
+# ---- rows within a budget: attention of kept rows, evaluated again
+
+
+class Evaluated(AttentionMode):
+    "Sums ⟨∂f/∂O, O − Õ⟩ of kept rows, each Õ by torch's attention over all its keys."
+
+    def __init__(self, terms, recomputed, removed, kept, causal):
+        super().__init__()
+        self.attention, self.kept, self.layer = terms.attention, kept, 0
+        n, T = recomputed.shape
+        size = int(recomputed.sum(1).max())
+        order = (recomputed if causal else ~recomputed).long().argsort(dim=1, stable=True)
+        rows = order[:, -size:] if causal else order[:, :size]
+        visible = ~(recomputed | removed)
+        stored = visible.any(0).nonzero()[:, 0]
+        new = (recomputed & ~removed).gather(1, rows)
+        keys = torch.cat([stored.expand(n, -1), rows], 1)
+        mask = torch.cat([visible[:, stored], new], 1)[:, None].expand(-1, T, -1)
+        if causal:
+            mask = mask & (keys[:, None] <= torch.arange(T)[None, :, None])
+        self.mask, self.keys = mask | ~mask.any(-1, keepdim=True), keys
+        self.effects = torch.zeros(n)
+
+    def attend(self, call):
+        if call.key.shape[2] == self.mask.shape[2]:  # not a module's own single row
+            whole, g = self.attention[self.layer]
+            mask = torch.zeros(self.mask.shape, dtype=whole.query.dtype)
+            mask = mask.masked_fill(~self.mask, -torch.inf)[:, None]
+            if (bias := whole.attn_mask) is not None and bias.is_floating_point():
+                bias = bias[0][:, None, :].expand(-1, len(mask), -1, -1).transpose(0, 1)
+                columns = self.keys[:, None, None].expand(*bias.shape[:3], -1)
+                mask = mask + bias.gather(-1, columns).nan_to_num(neginf=0)
+            query = whole.query.expand(len(mask), -1, -1, -1)
+            kwargs = dict(attn_mask=mask, scale=call.scale)
+            O = scaled_dot_product_attention(query, call.keys, call.values, **kwargs)
+            change = ((whole.compute() - O) * g).sum((1, 3))
+            self.effects += change.masked_fill(~self.kept, 0).sum(1)
+            self.layer += 1
+        return call.compute()
+
+
+FAMILIES_WITH_ROWS = [('BERT', 'class'), ('DistilBERT', 'class'), ('RoBERTa', 'class')]
+FAMILIES_WITH_ROWS += [('Llama', 'next token'), ('GPT-2', 'class'), ('Qwen3', 'class')]
+
+
+@pytest.mark.parametrize('family, task', [*FAMILIES_WITH_ROWS, ('MPNet', 'class')])
+@pytest.mark.parametrize('n_rows', [20, 40])
+def test_kept_rows_add_what_their_attention_gives_to_first_order(family, task, n_rows):
+    model = unlisted_model('MPNetForSequenceClassification', 0.2)
+    model = random_model(family, task, 'sdpa') if family != 'MPNet' else model
+    enc = random_inputs(model, 12)
+    terms, causal = removal_pass(model, enc), is_causal(model)
+    removed = torch.eye(12, dtype=torch.bool)
+    read = rows_read(model, enc, terms.readout)
+    every = changed_rows(~removed, read, causal)
+    some = choose_rows(terms.spread[0].T, every, read, n_rows)
+    units = some.any(1)
+    assert int(some.sum()) <= n_rows and some[units][:, read].all()
+    rows, hidden, kept = some[units], removed[units], (every & ~some)[units]
+    rows_of = KeptRows(terms.attention, torch.zeros(len(rows)).long(), hidden, kept)
+    f = terms.stored.values(rows, hidden, terms.readout, receive=rows_of.receive)
+    order = rows.sum(1).argsort(stable=True)  # one batch, as `values` makes it
+    mode = Evaluated(terms, rows[order], hidden[order], kept[order], causal)
+    with mode, torch.no_grad():
+        again = terms.stored.values(rows[order], hidden[order], terms.readout)
+    assert mode.layer == len(terms.attention)
+    assert close(f[order], again)
+    assert rows_of.effects.abs().max() > 1e-3
+    assert close(rows_of.effects[order], mode.effects)
+
+
+@pytest.mark.parametrize('family, task', FAMILIES_WITH_ROWS)
+def test_all_rows_of_a_budget_are_exact_loo(family, task):
+    model = random_model(family, task, 'sdpa')
+    encs = [random_inputs(model, n) for n in (12, 7)]
+    scores = auto_scores(model, None, encs, passes=11)
+    loos = many_loo(model, encs)
+    for info, row, loo in zip(scores.info, scores.scores, loos, strict=True):
+        exact = info['exact']
+        assert close(row[exact], loo.scores[exact])
