@@ -72,13 +72,11 @@ class GeneratedReadout(Readout):
         n_prompt: int,  # number of tokens in the prompt
         log_prob: bool = False,  # log-probabilities instead of logits
     ):
-        self.ids = ids
-        self.n_prompt = n_prompt
+        self.ids, self.n_prompt, self.log_prob = ids, n_prompt, log_prob
         self.target = NextTokens(ids[n_prompt:].tolist(), log_prob)
-        self.log_prob = log_prob
 
     def __len__(self):
-        return len(self.ids) - self.n_prompt
+        return len(self.target.ids)
 
     def __call__(
         self,
@@ -121,15 +119,20 @@ def reads_logits(
     return not callable(target) and target.output in (None, 'logits')
 
 
-def _first_row(module, args, kwargs):
-    "Keep the first row of every input: a hook before a module."
-    return tuple(a[:, :1] for a in args), kwargs
-
-
 def _row_hooks(model):
-    layer = layers_of(model).modules[-1]
-    paths = family_of(model).row_wise
-    return [(layer.get_submodule(path), _first_row, None) for path in paths]
+    "Return hooks that keep the first row of what the last layer computes row by row."
+
+    def first_row(module, args, kwargs):
+        return tuple(a[:, :1] for a in args), kwargs
+
+    layer, paths = layers_of(model).modules[-1], family_of(model).row_wise
+    return [(layer.get_submodule(path), first_row, None) for path in paths]
+
+
+def _is_close(rows, expected):
+    "Return True if rows have the expected numbers, up to rounding."
+    tol = 1e-4 * float(expected.abs().max())
+    return rows.shape == expected.shape and bool((rows - expected).abs().max() <= tol)
 
 
 def _other_rows_changed(layer, args, kwargs, out):
@@ -158,10 +161,7 @@ def reads_first_row(model: torch.nn.Module) -> bool:
         expected = logits([])
         with_noise = logits([(last, None, _other_rows_changed)])
         alone = logits(_row_hooks(model))
-        tol = 1e-4 * float(expected.abs().max())
-        return with_noise.equal(expected) and bool(
-            alone.shape == expected.shape and (alone - expected).abs().max() <= tol
-        )
+        return with_noise.equal(expected) and _is_close(alone, expected)
     return False
 
 
@@ -185,10 +185,7 @@ def _keeps_last_rows(model):
     with contextlib.suppress(Exception):
         expected = output_field(forward(model, inputs))[:, -2:]
         rows = output_field(forward(model, inputs | dict(logits_to_keep=last)))
-        tol = 1e-4 * float(expected.abs().max())
-        return rows.shape == expected.shape and bool(
-            (rows - expected).abs().max() <= tol
-        )
+        return _is_close(rows, expected)
     return False
 
 
@@ -202,10 +199,8 @@ def last_rows_only(
     if 'logits_to_keep' not in forward_arguments(model):
         return {}
     # a foreign hook on the head may read any row
-    parts = (model, *model.children())
-    if is_intercepted(model, parts) or batch_noise(model):
-        return {}
-    if not _keeps_last_rows(model):
+    is_watched = is_intercepted(model, (model, *model.children()))
+    if is_watched or batch_noise(model) or not _keeps_last_rows(model):
         return {}
     target = as_target(target.target if isinstance(target, Readout) else target)
     n = 1 if reads_logits(target) else getattr(target, 'n_rows', None)
@@ -217,11 +212,9 @@ def compute_all_rows(model: torch.nn.Module) -> bool:
     """Compute all rows of this model from now on, because fewer gave another number;
     return False if all were computed already.
     """
-    outcomes = proofs_of(model).outcomes
-    before = [
-        outcomes.get((f.__wrapped__, ())) for f in (reads_first_row, _keeps_last_rows)
-    ]
+    outcomes, before = proofs_of(model).outcomes, []
     for f in (reads_first_row, _keeps_last_rows):
+        before.append(outcomes.get((f.__wrapped__, ())))
         outcomes[f.__wrapped__, ()] = False
     return any(before)
 
@@ -282,9 +275,8 @@ def text_by_text(
     def method(model, tokenizer, encs, target=None, units=None, **options):
         parts = []
         for enc, unit in zip(encs, units or [None] * len(encs)):
-            unit_option = {} if unit is None else dict(units=unit)
-            enc = one_text(enc)
-            parts.append(one(model, tokenizer, enc, target, **options, **unit_option))
+            of_text = options if unit is None else options | dict(units=unit)
+            parts.append(one(model, tokenizer, one_text(enc), target, **of_text))
         return parts[0] if len(parts) == 1 else Scores.joined(parts)
 
     return method

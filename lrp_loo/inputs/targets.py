@@ -76,13 +76,7 @@ TargetOf: TypeAlias = Union[OneTarget, Sequence[OneTarget], torch.Tensor, np.nda
 OUTPUTS = ('logits', 'start_logits')
 ANSWERS = ('start_logits', 'end_logits')  # entries are places in the text
 # words in the class names of models and outputs whose entries are classes or tokens
-NAMES_CLASSES = (
-    'SequenceClassif',
-    'TokenClassif',
-    'ImageClassif',
-    'CausalLM',
-    'MaskedLM',
-)
+NAMES_CLASSES = 'SequenceClassif TokenClassif ImageClassif CausalLM MaskedLM'.split()
 
 
 def as_target(

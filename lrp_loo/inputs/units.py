@@ -151,20 +151,16 @@ def token_spans(
             tokenizer, parts, return_tensors='pt', verbose=False, **options
         )
         if encoding['input_ids'][0, columns][: len(ids)].equal(ids):
+            offsets = encoding.encodings[0].offsets[columns]
+            spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
+            spans = [None if k is None else (k, *s) for k, s in spans]
             break
     else:
-        return _with_marks(_spans_part_by_part(tokenizer, parts, ids), parts)
-    offsets = encoding.encodings[0].offsets[columns]
-    spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
-    return _with_marks([None if k is None else (k, *s) for k, s in spans], parts)
-
-
-def _with_marks(spans, parts):
-    """Return the spans with the marks after them, which a tokenizer strips or joins to
-    the character before, unless a token begins there.
-    """
+        spans = _spans_part_by_part(tokenizer, parts, ids)
     if all(map(str.isascii, parts)):
         return spans
+    # a mark, which a tokenizer strips or joins to the character before, belongs to the
+    # span before it, unless a token begins there
     starts = {span[:2] for span in spans if span is not None}
     ends = [{m.end() for m in regex.finditer(r'\X', text)} for text in parts]
 
@@ -261,7 +257,7 @@ def text_units(
     is_named = isinstance(units, str)
     parts = text if isinstance(text, tuple) else (text,)
     spans = token_spans(tokenizer, parts, ids) if spans is None else list(spans)
-    content = [] if content is None or isinstance(content, int) else content
+    content = content if isinstance(content, list) else []
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
         raise ValueError(
