@@ -161,14 +161,12 @@ def _cache(states, text):
     return StoredStates()
 
 
-@contextlib.contextmanager
-def _recorded_projections(model):
-    "Record the keys and values of an encoder's layers, if it takes earlier ones."
-    states, family = [], family_of(model)
+def _projection_hooks(model, states):
+    "Return hooks that store keys and values of an encoder that takes earlier ones."
+    family = family_of(model)
     takes_states = not input_names(model).named.keys().isdisjoint(CACHES)
     if family is None or family.position_bias is not None or not takes_states:
-        yield states
-        return
+        return []
 
     def store(module, args, kwargs, out):
         heads = out.unflatten(-1, (model.config.num_attention_heads, -1))
@@ -178,9 +176,7 @@ def _recorded_projections(model):
 
     paths = [f'{family.attention}.{name}' for name in family.projections[1:]]
     layers = layers_of(model).modules
-    hooks = [(m.get_submodule(path), None, store) for m in layers for path in paths]
-    with forward_hooks(hooks):
-        yield states
+    return [(m.get_submodule(path), None, store) for m in layers for path in paths]
 
 
 class _EncoderAttention:
@@ -334,9 +330,9 @@ class StoredText:
     ) -> tuple['StoredText', Any]:
         "Return the text, and the model's output for it."
         if not is_causal(model):
-            inputs = []
-            hooks = forward_hooks(input_hooks(model, inputs))
-            with _recorded_projections(model) as states, hooks:
+            inputs, states = [], []
+            hooks = [*input_hooks(model, inputs), *_projection_hooks(model, states)]
+            with forward_hooks(hooks):
                 output = forward(model, enc)
             return cls(model, enc, states, inputs), output
         output = forward(model, enc | dict(use_cache=True))
@@ -362,10 +358,9 @@ class StoredText:
         model, family = self.model, family_of(self.model)
         attention = layers_of(model).modules[0].get_submodule(family.attention)
         if not self.inputs:
-            stop = input_hooks(model, self.inputs, ends=True)
-            with contextlib.suppress(_InputReached), hooks_suspended():
-                with forward_hooks(stop):
-                    forward(model, self.enc)
+            stop = forward_hooks(input_hooks(model, self.inputs, ends=True))
+            with contextlib.suppress(_InputReached), hooks_suspended(), stop:
+                forward(model, self.enc)
         x = self.inputs[0].flatten(0, 1)
         return [attention.get_submodule(name)(x) for name in family.projections]
 

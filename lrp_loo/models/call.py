@@ -284,11 +284,10 @@ def gradients_enabled(
 def forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Call the model on encoded inputs, without a decoder's cache; return its output."
     check_image(inputs)
-    names = forward_arguments(model)
-    may_cache = 'use_cache' in names or (
-        any(name in names for name in CACHES)
-        and 'use_cache' in input_names(model).named
-    )
+    names = forward_arguments(model).keys()
+    # a model with a cache, or a wrapper that passes it on
+    takes_option = 'use_cache' in input_names(model).named
+    may_cache = takes_option and not names.isdisjoint({'use_cache', *CACHES})
     options = {'use_cache': False} if may_cache and 'use_cache' not in inputs else {}
     try:
         is_double = getattr(model, 'dtype', None) == torch.float64
