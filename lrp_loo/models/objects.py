@@ -25,10 +25,11 @@ def as_multi_part(model: torch.nn.Module) -> torch.nn.Module:
     "Return the model in the wrapper that it needs, or the model if it needs none."
     if isinstance(model, MultiPartModel) or not isinstance(model, torch.nn.Module):
         return model
-    for kind in (ImageInText, ImageAndText):
+    names = input_names(model).named
+    reads_both = {'input_ids', 'pixel_values'} <= names.keys()
+    for kind in (ImageInText, ImageAndText) if reads_both else ():
         if kind.accepts(model):
             return kind.wrap(model)
-    names = input_names(model).named
     config = getattr(model, 'config', None)
     has_stacks = hasattr(model, 'get_encoder') and hasattr(model, 'get_decoder')
     is_encoder_decoder = has_stacks and getattr(config, 'is_encoder_decoder', False)
@@ -275,9 +276,8 @@ def _unwrap_pipeline(pipeline, tokenizer):
         template = params.get('hypothesis_template', 'This example is {}.')
         options = dict(template=template, target=target, function='none')
     options |= dict(settings=_pipeline_settings(kind, pipeline), own_call=own_call)
-    return as_multi_part(pipeline.model), ObjectTokenizer(
-        tokenizer, pipeline, **options
-    )
+    tokenizer = ObjectTokenizer(tokenizer, pipeline, **options)
+    return as_multi_part(pipeline.model), tokenizer
 
 
 def unwrap(
