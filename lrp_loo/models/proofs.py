@@ -164,23 +164,22 @@ UNRECORDED_OPTIONS = set(
 )
 
 
-def _as_json(value):
-    "Convert a part of an option that JSON does not know."
-    if isinstance(value, (set, frozenset, range)):
-        return sorted(value)
-    if isinstance(value, torch.Tensor):
-        return f'a tensor of shape {tuple(value.shape)}'
-    name = getattr(value, 'name', None) or getattr(value, '__name__', None)
-    return str(name or type(value).__name__)
-
-
 def provenance(model: torch.nn.Module, options: dict) -> dict:
     "Return `model`, `weights` (of its digest) and `options` for `Attribution.info`."
+
+    def as_json(value):  # a part of an option that JSON does not know
+        if isinstance(value, (set, frozenset, range)):
+            return sorted(value)
+        if isinstance(value, torch.Tensor):
+            return f'a tensor of shape {tuple(value.shape)}'
+        name = getattr(value, 'name', None) or getattr(value, '__name__', None)
+        return str(name or type(value).__name__)
+
     stored = {k: v for k, v in options.items() if k not in UNRECORDED_OPTIONS}
     outcomes = _record_of(model).outcomes
     if 'digest' not in outcomes:
         outcomes['digest'] = model_digest(model)
     info = dict(model=name_of_model(model), weights=outcomes['digest'][:8])
     if stored:
-        info['options'] = json.loads(json.dumps(stored, default=_as_json))
+        info['options'] = json.loads(json.dumps(stored, default=as_json))
     return info
