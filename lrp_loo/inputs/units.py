@@ -212,11 +212,10 @@ def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
     unit_at, cuts = _unit_at(unit_spans), [c for span in content for c in span]
 
     def units_of(part, start, end):
-        places, stop = _visible(parts, (part, start, end)), len(parts[part])
+        places = _visible(parts, (part, start, end))
         if not places and joins_space:
-            following = range(end, min([stop, *(c for c in cuts if c >= end)]))
-            places = (c for c in following if not parts[part][c].isspace())
-            places = [next(places, start)]
+            stop = min([len(parts[part]), *(c for c in cuts if c >= end)])
+            places = _visible(parts, (part, end, stop))[:1]
         units = (unit_at.get((part, c)) for c in places or [start])
         return [u for u in dict.fromkeys(units) if u is not None]
 
