@@ -19,18 +19,17 @@ from torch.nn import functional as F
 from ..core.arguments import whole_number
 from ..core.hooks import forward_hooks, hooks_suspended, restores_state
 from ..core.tensors import pad_batch, per_token
-from ..inputs.scores import GeneratedReadout, as_readout, last_rows_only
-from ..inputs.scores import read_row_only, reads_logits
+from ..inputs.scores import GeneratedReadout, agree, as_readout, differs
+from ..inputs.scores import last_rows_only, read_row_only, reads_logits
+from ..inputs.scores import spread, value_and_scale
 from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
-from .checks import agree, check_hidden, differs
-from .checks import spread, value_and_scale
-from .removals import AttentionMask, EncodedText, Fill, Removal, as_removal
+from .removals import AttentionMask, EncodedText, Fill, Removal
+from .removals import as_removal, check_hidden
 from .states import StoredText, changed_rows, is_causal
 from .states import rows_in_pass, rows_read, states_differ
 from ..models.call import check_finite, counted_rows, forward, plain_forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.proofs import proofs_of
-from ..models.structure import device_of
+from ..models.structure import device_of, proofs_of
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)

@@ -19,16 +19,14 @@ import torch
 from torch.nn import functional as F
 
 from ..core.hooks import forward_hooks, hooks_suspended
-from ..inputs.scores import last_rows_only, read_row_only, reads_first_row
-from ..inputs.scores import reads_logits
+from ..inputs.scores import agree, differs, last_rows_only, read_row_only
+from ..inputs.scores import reads_first_row, reads_logits, spread
 from ..inputs.targets import OneTarget, Readout, as_target, output_field
-from .checks import agree, differs, spread
 from ..models.call import CACHES, batch_noise, forward, is_intercepted
 from ..models.call import probe_inputs
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.proofs import proofs_of, tried_once
 from ..models.structure import device_of, family_of, input_names, layers_of
-from ..models.structure import n_layers, position_offset
+from ..models.structure import n_layers, position_offset, proofs_of, tried_once
 
 # %% ../../nbs/lib/loo_states.ipynb #00000006
 # inputs that have a column for each token

@@ -24,11 +24,10 @@ from ..core.hooks import restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
-from .proofs import calls_are_intercepted, tried_once
 from .structure import all_modules, device_of, embedding_modules
 from .structure import input_embeddings, layers_of, pretrained_parts
 from .structure import forward_arguments, input_names, cached_in_call
-from .structure import unwrapped_model
+from .structure import calls_are_intercepted, tried_once, unwrapped_model
 
 # %% ../../nbs/lib/models_call.ipynb #00000005
 class WatchedEmbeddings(list):
