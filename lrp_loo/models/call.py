@@ -73,10 +73,9 @@ class WatchedEmbeddings(list):
 
     def _embeddings_of_text(self, looked_up, x):
         "Return the watched embeddings, or None if `looked_up` are other ids."
-        inputs = dict(self.inputs)
-        ids = inputs.pop('input_ids', None)
+        ids, others = self.inputs.get('input_ids'), self.inputs.values()
         is_text = self.is_merged or ids is None or _is_same(looked_up, ids)
-        if not is_text and any(_is_same(looked_up, v) for v in inputs.values()):
+        if not is_text and any(_is_same(looked_up, v) for v in others):
             return None
         if not self:
             self.read = looked_up
@@ -207,10 +206,10 @@ CACHES = ('cache', 'past_key_values')
 
 def _explain_error(model, inputs, e):
     "Return a message on why a call failed, or None if the cause is unknown."
-    text = str(e)
+    text, name = str(e), type(model).__name__
     if isinstance(e, IndexError):
         return (
-            f"{type(model).__name__}'s own forward fails on this text ({e}): a position,"
+            f"{name}'s own forward fails on this text ({e}): a position,"
             " a distance or a type is beyond a table of the model; correct the"
             " configuration from which it was made"
         )
@@ -223,13 +222,12 @@ def _explain_error(model, inputs, e):
         )
     if 'no padding token' in text:
         return (
-            f"{type(model).__name__} takes one text at a time until it knows the"
-            " padding token; set model.config.pad_token_id (to tokenizer.pad_token_id,"
-            " or eos_token_id)"
+            f"{name} takes one text at a time until it knows the padding token; set"
+            " model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
         )
     if re.search('unexpected keyword|required positional', text):
         return (
-            f"{type(model).__name__} takes {', '.join(forward_arguments(model))}, and it"
+            f"{name} takes {', '.join(forward_arguments(model))}, and it"
             f" was called with {', '.join(inputs)} ({text.split(') ')[-1]}); write"
             " a forward that takes them"
         )

@@ -9,7 +9,6 @@ __all__ = ['PICTURE_SIZE', 'picture', 'ImageInText', 'ImageAndText']
 import base64
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -69,31 +68,11 @@ def _language_model(model):
     return models[-1] if len(models) > 1 else None
 
 
-@dataclass(eq=False)
-class _ImageTokenizer:
-    "A tokenizer whose image tokens do not count as special tokens."
-
-    inside: Any
-    image_ids: list
-
-    def __getattr__(self, name):
-        return getattr(vars(self).get('inside'), name)
-
-    def __call__(self, *args, **kwargs):
-        return self.inside(*args, **kwargs)
-
-    def __len__(self):
-        return len(self.inside)
-
-    @property
-    def all_special_ids(self):
-        return [i for i in self.inside.all_special_ids if i not in self.image_ids]
-
-
 class _WithImages(MultiPartModel):
     "A wrapper of a model that reads texts with images."
 
     processor = None  # reads a text and an image together
+    image_ids = ()  # of the tokens that an image replaces
     allows_other_inputs = True
 
     def set_processor(self, processor: Any) -> Any:
@@ -150,11 +129,6 @@ class ImageInText(_WithImages):
 
     def stacks(self) -> list[torch.nn.Module]:
         return [_language_model(self.inside)]
-
-    def set_processor(self, processor: Any) -> Any:
-        tokenizer = super().set_processor(processor)
-        has_ids = hasattr(tokenizer, 'all_special_ids')
-        return _ImageTokenizer(tokenizer, self.image_ids) if has_ids else tokenizer
 
     def forward(self, **inputs: Any) -> Any:
         "Return the model's output; call `merged` on its language model's embeddings."

@@ -6,7 +6,7 @@
 __all__ = ['as_multi_part', 'DifferentAnswer', 'ObjectTokenizer', 'unwrap']
 
 # %% ../../nbs/lib/models_objects.ipynb #00000002
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -47,7 +47,9 @@ class DifferentAnswer(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ObjectTokenizer:
-    "The tokenizer of a pipeline or of a sentence encoder, with that object's settings."
+    """The tokenizer of a pipeline, a sentence encoder or a model with images, with that
+    object's settings.
+    """
 
     inside: Any  # the tokenizer, or the image processor
     source: Any  # the object
@@ -59,6 +61,7 @@ class ObjectTokenizer:
     function: str | None = None
     template: str | None = None  # of a zero-shot pipeline, for the second of a pair
     target: Any = None  # what is explained if the caller names nothing
+    content_ids: Sequence[int] = ()  # of an image's tokens, which are not special
     # one text of a call, encoded, and what `own_call` returns for it
     compared: dict[str, torch.Tensor] | None = None
     own_answer: Callable[[], tuple[Any, dict, Any]] | None = None
@@ -72,6 +75,11 @@ class ObjectTokenizer:
     def __call__(self, *texts: Any, **options: Any) -> Any:
         texts = self.as_read(texts) if len(texts) == 2 else texts
         return self.inside(*texts, **self.settings | options)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        "Return the ids of the special tokens."
+        return [i for i in self.inside.all_special_ids if i not in self.content_ids]
 
     @property
     def model_max_length(self) -> int:
@@ -290,7 +298,11 @@ def unwrap(
     if not is_pipeline:
         model = as_multi_part(model)
         if hasattr(model, 'set_processor'):
-            return model, model.set_processor(tokenizer)  # the processor's tokenizer
+            tokenizer = model.set_processor(tokenizer)  # the processor's tokenizer
+            if model.image_ids and hasattr(tokenizer, 'all_special_ids'):
+                ids = model.image_ids
+                tokenizer = ObjectTokenizer(tokenizer, model, content_ids=ids)
+            return model, tokenizer
     if is_transformers(tokenizer, 'ProcessorMixin', 'processing_utils'):
         tokenizer = getattr(tokenizer, 'tokenizer', tokenizer)
     if is_pipeline:
