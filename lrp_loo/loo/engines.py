@@ -49,12 +49,13 @@ BY_MASK = SubsetOptions(AttentionMask())
 class SubsetValues(NamedTuple):
     "The explained number of one text, and of subsets of its tokens."
 
-    values: torch.Tensor  # (n,) f of each subset
-    value: torch.Tensor  # (1,) f(x) of the full text
+    values: torch.Tensor  # (n,) f of each subset; (n, k) for k generated tokens
+    value: torch.Tensor  # (1,) f(x) of the full text; (1, k) for k generated tokens
     readout: Readout  # reads f from the output
     row: torch.Tensor | None  # the output row that f(x) is read from, if computed
     engine: str  # how the subsets were computed
     passes: float  # rows that entered the layers, padding included, over tokens
+    scores: torch.Tensor | None = None  # LOO in the shape of `values`, by `many_loo`
 
 
 @dataclass(eq=False)
