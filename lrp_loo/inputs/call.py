@@ -125,8 +125,7 @@ def _token_id(tokenizer, target):
 
 def _class_index(model, target):
     "Return the index of a label or of an integer in a str."
-    # positions have no names
-    is_position = 'QuestionAnswering' in type(model).__name__
+    is_position = 'QuestionAnswering' in type(model).__name__  # positions have no names
     names = {} if is_position else class_names(model)
     indices = [int(k) for k, v in names.items() if str(v) == target]
     if len(indices) > 1:
@@ -337,16 +336,14 @@ class CallInputs:
             of_texts = _of_texts('among', among, len(texts), 'give one per text')
             content_spans = [*map(spans_among, texts, of_texts)]
         elif template is not None or has_chats:
-            prompts = _of_each(
-                lambda text: as_prompt(text, tokenizer, model, template), texts
-            )
+            options = dict(tokenizer=tokenizer, model=model, template=template)
+            prompts = _of_each(partial(as_prompt, **options), texts)
             per_text = [p.shifted(kind) for p, kind in zip(prompts, per_text)]
             texts = [p.text for p in prompts]
             content_spans = [list(p.spans.values()) for p in prompts]
             info = dict(chat=True) if has_chats else dict(template=prompts[0].template)
-        encode_one = partial(
-            _encode, model, tokenizer, truncation=truncation, max_length=max_length
-        )
+        limits = dict(truncation=truncation, max_length=max_length)
+        encode_one = partial(_encode, model, tokenizer, **limits)
         encs, spans = zip(*_of_each(encode_one, texts, prompts))
         parts = resolve_parts(model, encs, units)
         if parts and not supports_parts:
@@ -360,18 +357,14 @@ class CallInputs:
                 limit = max_length or limit
                 tokenizer = _with_own_answer(tokenizer, texts, encs, limit)
             texts = [tokenizer.as_read(text) for text in texts]
-        content = [None] * len(texts)
-        if parts:
-            per_text = [parts] * len(texts)
-        else:
+        units, content = [parts] * len(texts), [None] * len(texts)
+        if not parts:
             of_texts = zip(encs, texts, per_text, content_spans, spans)
-            per_text = [_units_of_text(tokenizer, *x) for x in of_texts]
+            units = [_units_of_text(tokenizer, *x) for x in of_texts]
         if info and not parts:
             of_texts = zip(encs, texts, content_spans, spans)
             content = [content_tokens(tokenizer, *x, has_chats) for x in of_texts]
-        return cls(
-            model, tokenizer, texts, encs, spans, targets, per_text, content, info
-        )
+        return cls(model, tokenizer, texts, encs, spans, targets, units, content, info)
 
     def common_target(
         self,

@@ -107,9 +107,7 @@ def as_readout(
     batch: dict,  # the inputs
 ) -> Readout:
     "Return `target` if it is a readout, else a readout resolved on this output."
-    if isinstance(target, Readout):
-        return target
-    return Readout(target, outputs, batch)
+    return target if isinstance(target, Readout) else Readout(target, outputs, batch)
 
 # %% ../../nbs/lib/inputs_scores.ipynb #00000014
 def reads_logits(
@@ -218,8 +216,7 @@ def compute_all_rows(model: torch.nn.Module) -> bool:
     return any(before)
 
 # %% ../../nbs/lib/inputs_scores.ipynb #ad435f05
-# units in the last place of the largest value: two orders of summation differ
-# by less
+# units in the last place of the largest value: sums in two orders differ by less
 ROUNDING = 32
 
 
@@ -311,10 +308,9 @@ class Scores:
         parts: list['Scores'],  # each of one text
     ) -> 'Scores':
         "Join the scores of texts that were explained one by one."
+        scores = [p.scores[0].cpu() for p in parts]
         return cls(
-            torch.nn.utils.rnn.pad_sequence(
-                [p.scores[0].cpu() for p in parts], batch_first=True
-            ),
+            torch.nn.utils.rnn.pad_sequence(scores, batch_first=True),
             torch.cat([p.values for p in parts]),
             Readout.joined([p.readout for p in parts]),
             [p.info[0] for p in parts],

@@ -173,9 +173,8 @@ def _mask_position(ids, mask_id, outputs, shape):
             f"this output has a row per token, shape {tuple(shape)}, and does not"
             f" predict the next token; name the token whose row is explained: {hint}"
         )
-    is_mask = (
-        torch.zeros(shape[:2]) if ids is None or mask_id is None else ids == mask_id
-    )
+    is_known = ids is not None and mask_id is not None
+    is_mask = ids == mask_id if is_known else torch.zeros(shape[:2])
     for n in is_mask.sum(1).tolist():
         if n != 1:
             raise ValueError(
@@ -229,13 +228,10 @@ class Readout:
     """
 
     index = None  # (batch, n) entries: one, or two for a difference
-    # (batch,) the row that is read, if the output has a row per token
-    position = None
-    # (batch,) number of output rows before the text's first, for virtual tokens
-    in_front = None
+    position = None  # (batch,) the row that is read, if the output has a row per token
+    in_front = None  # (batch,) number of output rows before the text's: virtual tokens
     is_last = False  # True if that row is the last token's
-    # 'start' or 'end' if the entries are positions in the text
-    answer = None
+    answer = None  # 'start' or 'end' if the entries are positions in the text
     is_bare_tensor = False  # True for a bare tensor, an output without a class
     is_features = False  # True for a field whose entries have no names
     # (batch,) log Σ exp over the row that is read, and its largest entry, if the
@@ -312,8 +308,7 @@ class Readout:
                 " be matched with tokens; give a function of the output"
             )
         position = self.target.position
-        if position is None and is_causal:
-            position = -1
+        position = -1 if position is None and is_causal else position
         if position is None:
             column = _mask_position(ids, self.target.mask_id, outputs, x.shape)
         else:  # the column of this token, for padding on any side

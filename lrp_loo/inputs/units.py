@@ -183,8 +183,7 @@ def _spans_part_by_part(tokenizer, parts, ids):
             for source in ('text', 'text_target')
             for is_whole in (True, False)
         ]
-        # other tokens may stand before it, such as a decoder's first token
-        matches = (
+        matches = (  # other tokens may stand before it, such as a decoder's first token
             (start, e)
             for start in range(len(spans), len(rest))
             for e in encodings
@@ -239,11 +238,9 @@ def text_units(
     tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)
     text: Any,  # the text, or a pair of texts
-    # 'word', 'sentence', or a list of (start, end) spans; for a pair, a pair of lists
-    units: Any,
+    units: Any,  # 'word', 'sentence' or (start, end) spans; for a pair, a pair of lists
     content: list | None = None,  # (start, end) spans, whose ends no unit crosses
-    # spans are words or sentences: join them, and white space, as those
-    merges: bool = False,
+    merges: bool = False,  # spans are words or sentences: join them as those
     spans: list | None = None,  # `token_spans`, if they are known
 ) -> Units:
     """Return the units of one encoded text, each named by the text of its tokens. Words
@@ -468,10 +465,8 @@ class Prompt:
         start, end = self.spans[self.counted]
         # a chat template may have stripped white space
         first = self.text.index(value.strip(), start) - value.index(value.strip())
-        return [
-            (max(first + a, start), min(first + b, end))
-            for a, b in text_spans(value, units)
-        ]
+        spans = text_spans(value, units)
+        return [(max(first + a, start), min(first + b, end)) for a, b in spans]
 
     def source(self, tokenizer: Tokenizer) -> Any:
         "Return what `encode` reads: the text, or the encoding of a chat."
@@ -555,8 +550,7 @@ def content_tokens(
     tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded prompt (`encode`)
     text: Any,  # the prompt, or a pair
-    # (start, end) spans of the content, in the prompt; or the index of a pair's text
-    content: Any,
+    content: Any,  # its (start, end) spans in the prompt; or the index of a pair's text
     spans: list | None = None,  # `token_spans`, if they are known
     is_chat: bool = False,  # count a token that is partly content as content
 ) -> torch.Tensor:  # (n_tokens,) bool
@@ -588,8 +582,7 @@ def content_tokens(
 
 def spans_among(
     text: Any,  # a complete text, or a pair
-    # the content: (start, end), or a list of them; for a pair one of SIDES
-    among: Any,
+    among: Any,  # the content: (start, end), or a list of them; for a pair one of SIDES
 ) -> list[tuple[int, int]] | int:  # for a pair the index of the text
     "Return the spans of the content; raise TypeError or ValueError for invalid ones."
     if isinstance(text, tuple) and isinstance(among, str):

@@ -51,18 +51,11 @@ def many_loo(
             unit = torch.arange(EncodedText(model, enc).n_positions)
         removed = torch.arange(int(unit.max()) + 1)
         keeps.append(unit[None] != removed[:, None])
+    how, targets = dict(removal=removal, fill=fill), [target] * len(encs)
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
     with progress_bar(progress=progress, **options) as bar:
-        values = read_subsets(
-            model,
-            encs,
-            keeps,
-            [target] * len(encs),
-            removal,
-            fill,
-            token_budget,
-            bar.update,
-        )
+        limits = dict(token_budget=token_budget, progress=bar.update)
+        values = read_subsets(model, encs, keeps, targets, **how, **limits)
     results = []
     for of_text, keep, enc in zip(values, keeps, encs):
         loo = of_text.value - of_text.values

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..core.arguments import whole_number
 from ..core.hooks import forward_hooks, hooks_suspended, restores_state
-from ..core.tensors import pad_batch, per_token
+from ..core.tensors import pad_batch
 from ..inputs.scores import GeneratedReadout, agree, as_readout, differs
 from ..inputs.scores import last_rows_only, read_row_only, reads_logits
 from ..inputs.scores import spread, value_and_scale
@@ -28,7 +28,7 @@ from .removals import as_removal, check_hidden
 from .states import StoredText, changed_rows, is_causal
 from .states import rows_in_pass, rows_read, states_differ
 from ..models.call import check_finite, counted_rows, forward, plain_forward
-from ..models.encoding import TOKEN_BUDGET, attended_tokens
+from ..models.encoding import TOKEN_BUDGET, attended_tokens, select_tokens
 from ..models.structure import device_of, proofs_of
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
@@ -124,11 +124,9 @@ class Variants:
         self.as_inputs = removal.for_text(whole, self.options.fill)
         # f is read from the last row, or the output has no row per token
         position = whole.readout.position
-        is_last = (
-            position is None
-            or whole.has_tokens
-            and bool((position == whole.n_positions - 1).all())
-        )
+        is_last = position is None
+        if not is_last and whole.has_tokens:
+            is_last = bool((position == whole.n_positions - 1).all())
         is_last = is_last and whole.readout.accepts_deletion()
         self.at_end = removal.closes_up or is_last
 
@@ -175,10 +173,10 @@ class Variants:
             )
         proofs, n = proofs_of(model), self.keep.shape[1]
         claim = ('variants in a batch', type(removal), *sorted(self.whole.enc))
-        differs_in_batch = proofs.outcomes.get(claim, False)
-        budget = rows_in_pass(model, self.options.token_budget)
-        values = self.compute_batches(1 if differs_in_batch else budget)
-        if not differs_in_batch and not proofs.covers(claim, n):
+        is_known = claim in proofs.outcomes  # they differ from each variant alone
+        budget = 1 if is_known else rows_in_pass(model, self.options.token_budget)
+        values = self.compute_batches(budget)
+        if not is_known and not proofs.covers(claim, n):
             if self._is_read_alone(values):
                 proofs.add_length(claim, n)
             else:
@@ -279,7 +277,7 @@ class _Text(EncodedText):
         rows = torch.where(n_seen[:, readout.place(0)] == 0)[0]
         if not len(rows):
             return
-        numbers, token_inputs = values[rows], per_token(self.enc)
+        numbers = values[rows]
         if target.total:  # their sum is needed: the number of each token first
             each = WholeText(self.model, self.enc, whole.output, readout)
             numbers = Variants(each, self.keep[rows]).compute()
@@ -287,9 +285,7 @@ class _Text(EncodedText):
             n = readout.place(i) + 1
             sees_none = n_seen[rows, n - 1] == 0
             if sees_none.any():
-                prefix = {
-                    k: v[:, :n] if k in token_inputs else v for k, v in self.enc.items()
-                }
+                prefix = select_tokens(self.enc, slice(n))
                 one = Target(readout.chosen(i), log_prob=readout.log_prob)
                 before = read_whole(self.model, prefix, one)[0]
                 keep = self.keep[rows[sees_none], :n]
@@ -442,8 +438,7 @@ def read_variants(
 def read_subsets(
     model: torch.nn.Module,  # any model
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
-    # (n, T) bool for each text: the tokens (patches) each variant keeps
-    keeps: list[torch.Tensor],
+    keeps: list[torch.Tensor],  # (n, T) bool each: tokens (patches) that variants keep
     targets: list[OneTarget],  # one for each text, see `as_target`
     removal: str | Removal | None = None,  # see `as_removal`
     fill: Fill = None,  # what replaces tokens, see `fill_id`

@@ -335,10 +335,8 @@ class StoredText:
             return cls(model, enc, states, inputs), output
         output = forward(model, enc | dict(use_cache=True))
         cache = next((getattr(output, n) for n in CACHES if hasattr(output, n)), None)
-        layers = getattr(cache, 'layers', [])
-        states = [
-            (getattr(x, 'keys', None), getattr(x, 'values', None)) for x in layers
-        ]
+        parts = getattr(cache, 'layers', [])
+        states = [(getattr(x, 'keys', None), getattr(x, 'values', None)) for x in parts]
         return cls(model, enc, states), output
 
     def of_texts(self, indices: list[int]) -> 'StoredText':

@@ -38,8 +38,7 @@ class AttentionCall:
     query: torch.Tensor  # Q, (batch, heads, n_queries, d)
     key: torch.Tensor  # K, (batch, heads, n_keys, d); fewer heads under `enable_gqa`
     value: torch.Tensor  # V, (batch, heads, n_keys, d_v)
-    # (…, n_queries, n_keys): boolean (True is kept) or additive
-    attn_mask: torch.Tensor = None
+    attn_mask: torch.Tensor = None  # (…, n_queries, n_keys): True is kept; or additive
     dropout_p: float = 0.0  # ignored: models are in eval mode
     is_causal: bool = False  # a query sees no later key
     scale: float = None  # factor of QKᵀ; None: 1/√d

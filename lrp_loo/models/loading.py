@@ -250,8 +250,7 @@ def demo_folder(name: str) -> Path:
 @restores_state
 def load_demo(
     name: str = 'sst2',  # one of DEMOS
-    # another folder with weights of the same kind
-    folder: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,  # another with weights of this kind
     device: str | torch.device = 'cpu',  # device of the model
 ) -> tuple:
     """Load a model that needs no network. Return a stock transformers model in eval
@@ -341,8 +340,7 @@ def _classes(source, task, options):
 def load_model(
     # 'demo', 'paper', one of DEMOS, a folder, or a name on the hub
     model: str | os.PathLike[str] = 'demo',
-    # the data set that the model of 'demo' or 'paper' was trained on
-    name: str = 'sst2',
+    name: str = 'sst2',  # the data set on which the 'demo' or 'paper' was trained
     device: str | torch.device = 'cpu',  # device of the model
     # the task of a model from a folder or the hub, one of TASKS; None: the task in
     # its config (`architectures`)

@@ -146,10 +146,8 @@ class ImageInText(_WithImages):
         def leave(module, args, kwargs, output):
             POSITIONS.set(NO_POSITIONS)  # attention outside the language model
 
-        with (
-            at_positions(NO_POSITIONS),
-            forward_hooks([(self.stacks()[0], enter, leave)]),
-        ):
+        hooks = [(self.stacks()[0], enter, leave)]
+        with at_positions(NO_POSITIONS), forward_hooks(hooks):
             return self.inside(**dict(use_cache=False) | inputs)
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:

@@ -290,12 +290,8 @@ class ReadTwice(MultiPartModel):
             decoder_ids.append(kwargs.get('input_ids', args[0] if args else None))
 
         with forward_hooks([(self.inside.get_decoder(), record_ids, None)]), tracking:
-            out = self.inside(
-                input_ids=input_ids,
-                attention_mask=mask,
-                decoder_attention_mask=shifted,
-                use_cache=False,
-            )
+            row = dict(input_ids=input_ids, attention_mask=mask)
+            out = self.inside(**row, decoder_attention_mask=shifted, use_cache=False)
         start = getattr(self.config, _START, None)
         start = torch.full_like(input_ids[:, :1], -1 if start is None else start)
         if not torch.cat([start, input_ids[:, :-1]], 1).equal(decoder_ids[0]):
@@ -318,17 +314,12 @@ class SoundDecoder(EncoderDecoder):
         attention_mask: torch.Tensor | None = None,  # (batch, T)
         feature_mask: torch.Tensor | None = None,  # (batch, n_frames)
     ) -> Any:
-        sound = dict(input_features=input_features)
+        row = dict(decoder_input_ids=input_ids, decoder_attention_mask=attention_mask)
         if feature_mask is not None:
-            sound['attention_mask'] = feature_mask
+            row['attention_mask'] = feature_mask
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         with _track_positions(self.inside, None, positions):
-            out = self.inside(
-                **sound,
-                decoder_input_ids=input_ids,
-                decoder_attention_mask=attention_mask,
-                use_cache=False,
-            )
+            out = self.inside(input_features=input_features, **row, use_cache=False)
         return _as_output(out.logits)
 
     def stacks(self) -> list[torch.nn.Module]:

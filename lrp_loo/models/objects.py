@@ -289,8 +289,7 @@ def _unwrap_pipeline(pipeline, tokenizer):
 
 
 def unwrap(
-    # a model, a transformers pipeline, or an object of sentence-transformers
-    model: Model,
+    model: Model,  # a model, a pipeline, or an object of sentence-transformers
     tokenizer: Tokenizer = None,  # takes precedence over the object's own
 ) -> tuple[torch.nn.Module, Any]:
     "Return the model that is explained, and its tokenizer or image processor."

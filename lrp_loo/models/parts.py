@@ -124,8 +124,7 @@ def locate_parts(
     has_two_stacks = getattr(config, 'is_encoder_decoder', False)
     config = config and config.get_text_config()
     n = getattr(config, 'num_hidden_layers', None)
-    # ALBERT's layers are one module
-    if has_two_stacks or len(set(layers)) != n:
+    if has_two_stacks or len(set(layers)) != n:  # ALBERT's layers are one module
         raise ValueError(
             f"{kind} does not have {n} transformer layers in one list of different"
             f" modules, so its parts are unknown; {advice}"

@@ -237,12 +237,10 @@ def _layers_of_stack(model, n):
     for module in all_modules(model).values():
         if isinstance(module, nn.ModuleList) and len(module):
             is_nested = all(isinstance(m, nn.ModuleList) for m in module)
-            stacks.append(
-                [m for inner in module for m in inner] if is_nested else [*module]
-            )
+            stack = [m for inner in module for m in inner] if is_nested else [*module]
+            stacks.append(stack)
     stacks = [s for s in stacks if len(s) == n or is_uniform(s)]
-    # the first of equal ranks: the outer list
-    candidates = max(stacks, key=rank, default=[])
+    candidates = max(stacks, key=rank, default=[])  # of equal ranks the outer list
     if not candidates or all(map(_is_attention, candidates)):
         return Layers([], {}, 0)  # XLM: no layer is a module
     indices = {m: i for i, m in enumerate(candidates)}
@@ -282,14 +280,12 @@ class Family:
     attention: str  # the module whose first output has a row for each token
     projections: tuple[str, str, str]  # in it: of queries, keys and values
     output: str | None  # in it: applied to the joined heads
-    # after attention: modules whose inputs have a row for each token
-    row_wise: tuple[str, ...]
+    row_wise: tuple[str, ...]  # modules after it whose inputs have a row per token
     # (model, number of tokens) → (heads, n, n), added to the attention logits
     position_bias: Callable[[nn.Module, int], torch.Tensor] | None = None
 
 
-# A decoder needs no entry: its cache of keys and values is tried on the model.
-FAMILIES = (
+FAMILIES = (  # a decoder needs none: its cache of keys and values is tried
     # BERT, RoBERTa, ELECTRA and others
     Family('attention.self', ('query', 'key', 'value'), None, ('attention.output',)),
     Family(
@@ -464,9 +460,7 @@ def tried_once(
 
 # %% ../../nbs/lib/models_structure.ipynb #5e1c0de2
 # options that do not change the result and are not saved
-UNRECORDED_OPTIONS = set(
-    'drop fitted internal_batch_size progress token_budget'.split()
-)
+UNRECORDED_OPTIONS = 'drop fitted internal_batch_size progress token_budget'.split()
 
 
 def provenance(model: torch.nn.Module, options: dict) -> dict:
