@@ -249,9 +249,7 @@ def content_entries(
 
 
 def _check_content(texts, template, among, truncation):
-    """Raise TypeError or ValueError for arguments that exclude template=, among= or
-    chats.
-    """
+    "Raise an error for arguments that cannot be combined with template=, among=, chats."
     if template is not None and among is not None:
         raise ValueError("template= and among= both mark the content; give one of them")
     name = 'among=' if template is None else 'template='

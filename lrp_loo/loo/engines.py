@@ -8,7 +8,7 @@ __all__ = ['BY_MASK', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole'
 
 # %% ../../nbs/lib/loo_engines.ipynb #80a1db9b
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -213,7 +213,7 @@ class _Text(EncodedText):
     index: int = 0  # of the text among those whose states are given
 
     @classmethod
-    def of(cls, model, enc, keep, target, options):
+    def of(cls, model, enc, keep, target, options, **known):
         "Return the text after checks of the removal."
         text, removal, rows = EncodedText(model, enc), options.removal, None
         removal.check(text, options.fill)
@@ -231,7 +231,7 @@ class _Text(EncodedText):
             # a row that sees no key is left to the model
             seen = keep[:, : read[0] + 1] if causal else keep
             rows = changed_rows(keep, read, causal) if seen.any(1).all() else None
-        return cls(model, enc, target, keep, inverse, rows)
+        return cls(model, enc, target, keep, inverse, rows, **known)
 
     def result(self, whole, values, engine, n_rows):
         "Return f(x) together with the values of all the caller's variants."
@@ -428,8 +428,8 @@ def read_variants(
     "Return the explained number of subsets of texts, by attention mask."
     texts = []
     for i, (whole, keep) in enumerate(zip(wholes, keeps)):
-        text = _Text.of(whole.model, whole.enc, keep, whole.readout, BY_MASK)
-        texts.append(replace(text, whole=whole, index=i))
+        parts, known = (whole.model, whole.enc, keep), dict(whole=whole, index=i)
+        texts.append(_Text.of(*parts, whole.readout, BY_MASK, **known))
     return _results(texts, BY_MASK, stored)
 
 

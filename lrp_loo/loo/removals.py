@@ -75,9 +75,7 @@ class key_weights(AttentionMode):
         return func(**call | dict(key_padding_mask=m, attn_mask=mask))
 
     def _log_weights(self, like, n_keys):
-        """Return log m as an additive mask for (batch, …, n_keys); class tokens in
-        front keep weight 1.
-        """
+        "Return log m, an additive mask (batch, …, n_keys); class tokens in front keep 1."
         m = self.weights
         if (positions := POSITIONS.get()) is not None:
             # a key that stands for no position keeps weight 1
@@ -575,19 +573,18 @@ def check_hidden(
             is_read = hidden.are_read_beyond_noise([row[None] for row in drawn])
         else:
             is_read = any(hidden.are_read(row[None]) for row in rows)
-    if not is_read:
-        if len(rows) and is_logits:
-            proofs.add_length(claim, n)
-        return
     name = type(model).__name__
-    if as_keys:
+    if is_read and as_keys:
         raise ValueError(
             f"{name} mixes tokens outside of softmax attention: a token that no"
             " attention sees still changes the number, and `removal` knows what"
             " attention does alone; take method='loo'"
         )
-    raise ValueError(
-        f"{name} ignores the attention mask or mixes tokens before it: a token that the"
-        " mask hides still changes the number, so by the mask nothing is removed;"
-        f" take method='loo', {_ADVICE}"
-    )
+    if is_read:
+        raise ValueError(
+            f"{name} ignores the attention mask or mixes tokens before it: a token that"
+            " the mask hides still changes the number, so by the mask nothing is"
+            f" removed; take method='loo', {_ADVICE}"
+        )
+    if len(rows) and is_logits:
+        proofs.add_length(claim, n)

@@ -141,9 +141,7 @@ def changed_rows(
 
 
 def _cache(states, text):
-    """Return a cache that puts the stored keys and values of each variant's text in
-    front of those that a layer computes.
-    """
+    "Return a cache that puts stored keys and values in front of those of a layer."
     from transformers import DynamicCache
 
     def with_stored(stored, new):

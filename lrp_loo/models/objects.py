@@ -47,9 +47,7 @@ class DifferentAnswer(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ObjectTokenizer:
-    """The tokenizer of a pipeline, a sentence encoder or a model with images, with that
-    object's settings.
-    """
+    "The tokenizer of a pipeline or of another object, with that object's settings."
 
     inside: Any  # the tokenizer, or the image processor
     source: Any  # the object
