@@ -17,7 +17,12 @@ from ..inputs.targets import OneTarget
 from .engines import SubsetValues, read_subsets
 from .removals import EncodedText, Removal
 from ..models.call import check_model
-from ..models.encoding import TOKEN_BUDGET, attended_tokens, check_ids
+from lrp_loo.models.encoding import (
+    TOKEN_BUDGET,
+    attended_tokens,
+    check_ids,
+    is_encoding,
+)
 from ..models.objects import unwrap
 from ..models.structure import walk_once
 
@@ -36,15 +41,14 @@ def many_loo(
     "Compute Leave-One-Out of many texts: the `scores` of each text, by unit."
     check_model(model)
     for enc in encs:
-        names = list(enc) if isinstance(enc, dict) else []
-        if 'input_ids' in names:
-            check_ids(model, enc['input_ids'])
-        elif 'pixel_values' not in names:
-            keys = f' with {names}' if isinstance(enc, dict) else ''
+        if not is_encoding(enc):
+            keys = f' with {list(enc)}' if isinstance(enc, dict) else ''
             raise TypeError(
                 "a text must be as `encode` returns it, a dict with input_ids"
                 f" (or pixel_values), got {type(enc).__name__}{keys}"
             )
+        if 'input_ids' in enc:
+            check_ids(model, enc['input_ids'])
     keeps = []  # (n_units, T) bool: what each variant keeps
     for enc, unit in zip(encs, units or [None] * len(encs)):
         if unit is None:

@@ -77,11 +77,9 @@ def loading_errors(
     folder: Path | None = None,  # the model's folder; None: it is on the hub
 ) -> Iterator[None]:
     "Load silently; turn an error into a ValueError that names the model, not its path."
-    configs = ('config.json', 'adapter_config.json')
-    if folder and not any((folder / c).is_file() for c in configs):
-        raise FileNotFoundError(
-            f"no {' or '.join(configs)} in the model folder {name!r}"
-        )
+    names = ('config.json', 'adapter_config.json')
+    if folder and not any((folder / n).is_file() for n in names):
+        raise FileNotFoundError(f"no {' or '.join(names)} in the model folder {name!r}")
     try:
         with quiet_loading():
             yield
