@@ -316,7 +316,7 @@ class Readout:
             n = int(lengths.min())
             if not -n <= position < n:
                 raise ValueError(
-                    f"position={position} is not in the text, which has {n} tokens"
+                    f"position={position} is not in the text of {n} tokens"
                 )
             index = position if position >= 0 else lengths[:, None] + position
             column = (mask.cumsum(1) == index + 1).long().argmax(1)

@@ -256,9 +256,7 @@ def text_units(
     content = content if isinstance(content, list) else []
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
-        raise ValueError(
-            f"a pair of texts needs a pair of span lists, got {len(per_part)}"
-        )
+        raise ValueError(f"a pair of texts needs a pair of lists, got {len(per_part)}")
     words = list(parts)
     for i in special_mask(tokenizer, ids).nonzero()[:, 0].tolist() if is_named else ():
         part, a, b = spans[i] or (0, 0, 0)  # a special token in a text is no word
@@ -290,9 +288,9 @@ def text_units(
     for u, (part, start, end) in enumerate(given_spans):
         if u not in unit_of:
             cut = ' (the text was cut before it)' * (start >= last)
+            text = parts[part][start:end]
             raise ValueError(
-                f"no token begins in the span {(start, end)}:"
-                f" {parts[part][start:end]!r}{cut}"
+                f"no token begins in the span {(start, end)}: {text!r}{cut}"
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
     return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)

@@ -302,8 +302,7 @@ class Delete(Removal):
         if text.has_tokens and fixed:
             raise ValueError(
                 "removal='delete' shifts tokens, and the encoding holds"
-                f" {', '.join(sorted(fixed))}, which refer to positions in the"
-                " full text; take 'attention_mask'"
+                f" {', '.join(sorted(fixed))}, of places in the text; take 'attention_mask'"
             )
 
     def inputs(

@@ -56,16 +56,13 @@ class WatchedEmbeddings(list):
         media = [k for k in self.inputs if k.startswith(tuple(MEDIA_INPUTS))]
         if media and 'input_ids' in self.inputs and not self.has_parts:
             raise ValueError(
-                f"{', '.join(media)} may stand in for this text's tokens, whose"
-                " embeddings are then not those that are looked up; use method='loo'"
-                " with removal='attention_mask'"
+                f"{', '.join(media)} may replace this text's tokens, whose embeddings are"
+                " then not looked up; use method='loo' with removal='attention_mask'"
             )
         # a vision model may return its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
         if self.has_parts and not self.is_merged:
-            if more:
-                self._refuse()
-            new = self._embeddings_of_part(x)
+            new = self._embeddings_of_part(x, *more)
         else:
             ids = next(iter((*args, *kwargs.values())), None)
             new = self._embeddings_of_text(ids, x)
@@ -88,11 +85,11 @@ class WatchedEmbeddings(list):
     def _watch(self, x):
         self.append(x.detach().requires_grad_() if self.value is None else self.value)
 
-    def _embeddings_of_part(self, x):
+    def _embeddings_of_part(self, x, *others):
         "Return the watched embeddings of the positions that this part reads."
         rows = POSITIONS.get().rows
         n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # a convolution's patches
-        if n != len(rows):
+        if others or n != len(rows):
             self._refuse()
         if not self:
             with torch.no_grad():

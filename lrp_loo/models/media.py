@@ -157,9 +157,8 @@ class ImageInText(_WithImages):
         enc = encode(self.inside, tokenizer, text, **limits)
         if 'input_ids' not in enc:
             raise ValueError(
-                f"{type(self).__name__} reads an image where it stands in a text, and"
-                " the encoding holds no input_ids; give what its processor returned"
-                " for both"
+                f"{type(self).__name__} reads an image where it is in a text, and the"
+                " encoding holds no input_ids; give what its processor returned for both"
             )
         n = int(self.is_image(enc['input_ids']).sum())
         has_pixels = 'pixel_values' in enc
@@ -170,9 +169,8 @@ class ImageInText(_WithImages):
             )
         if has_pixels and not n:
             raise ValueError(
-                "an image was given, and no token of the text stands for it; write"
-                f" the image's token where it stands (id {self.image_ids[0]}), as the"
-                " model's chat template does"
+                "an image was given, and no token of the text stands for it; write its"
+                f" token (id {self.image_ids[0]}) there, as the model's chat template does"
             )
         return enc
 

@@ -137,9 +137,8 @@ def input_embeddings(model: nn.Module) -> nn.Module:
             return m
     raise ValueError(
         f"{type(model).__name__} has no input embeddings to attribute to (no"
-        " get_input_embeddings, no torch.nn.Embedding); write a module around it"
-        " whose get_input_embeddings() returns the layer that embeds input_ids (or"
-        " pixel_values: the convolution)"
+        " get_input_embeddings, no torch.nn.Embedding); write a module around it whose"
+        " get_input_embeddings() returns what embeds input_ids (or pixel_values)"
     )
 
 
