@@ -151,10 +151,14 @@ class Variants:
         keep, closes_up = self.keep, self.options.removal.closes_up
         model, readout = self.whole.model, self.whole.readout
         options = last_rows_only(model, readout) if self.at_end else {}
-        width = (keep if closes_up else torch.ones_like(keep)).sum(1)
+        kept = keep if closes_up else torch.ones_like(keep)
+        tower_ids = self.whole.enc.get('tower_ids', torch.zeros_like(keep[:1]))
+        # number of tokens, and of those of a model's first part: equal in a batch
+        sizes = torch.stack([kept.sum(1), (kept & (tower_ids == 0)).sum(1)], 1)
         order, values = [], []
-        for n in width.unique().tolist():
-            for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):
+        for size in sizes.unique(dim=0):
+            rows = torch.where((sizes == size).all(1))[0]
+            for batch in rows.split(max(1, token_budget // int(size[0]))):
                 order.append(batch)
                 with read_row_only(model, readout):
                     values.append(self._read(keep[batch], options))
