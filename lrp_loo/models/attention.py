@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -92,8 +92,7 @@ class AttentionCall:
 
     def compute(self, **changes: Any) -> torch.Tensor:
         "Return O by the fused call, with some arguments replaced."
-        call = replace(self, **changes) if changes else self
-        return F.scaled_dot_product_attention(**vars(call))
+        return F.scaled_dot_product_attention(**vars(self) | changes)
 
 # %% ../../nbs/lib/models_attention.ipynb #00000008
 @lru_cache

@@ -217,7 +217,7 @@ def _is_attention(module):
 
 
 def _layers_of_stack(model, n):
-    "Return the `Layers` of one stack; n is the number in its configuration, or None."
+    "Return the layers of one stack; n is the number in its configuration, or None."
 
     def rank(layers):
         inside = (part for m in layers for part in m.named_modules())
@@ -237,25 +237,20 @@ def _layers_of_stack(model, n):
             stacks.append(stack)
     stacks = [s for s in stacks if len(s) == n or is_uniform(s)]
     candidates = max(stacks, key=rank, default=[])  # of equal ranks the outer list
-    if not candidates or all(map(_is_attention, candidates)):
-        return Layers([], {}, 0)  # XLM: no layer is a module
-    indices = {m: i for i, m in enumerate(candidates)}
-    return Layers(candidates, indices, max(len(candidates), n or 0))
+    # XLM: no layer is a module
+    return [] if all(map(_is_attention, candidates)) else candidates
 
 
 @cached_in_call
 def layers_of(model: nn.Module) -> Layers:
     "Return the transformer layers; for a `MultiPartModel`, those of all its parts."
-    if not hasattr(model, 'stacks'):
-        n = getattr(getattr(model, 'config', None), 'num_hidden_layers', None)
-        return _layers_of_stack(model, n)
-    modules, indices, n = [], {}, 0
-    for stack in model.stacks():
-        part = _layers_of_stack(stack, None)  # the config has the encoder's number
-        modules += part.modules
-        indices |= {m: n + i for m, i in part.indices.items()}
-        n += part.n
-    return Layers(modules, indices, n)
+    has_parts = hasattr(model, 'stacks')  # then the config has the encoder's number
+    config = None if has_parts else getattr(model, 'config', None)
+    n = getattr(config, 'num_hidden_layers', None)
+    stacks = model.stacks() if has_parts else [model]
+    modules = [m for stack in stacks for m in _layers_of_stack(stack, n)]
+    indices = {m: i for i, m in enumerate(modules)}
+    return Layers(modules, indices, max(len(modules), n or 0) if modules else 0)
 
 
 def n_layers(model: nn.Module) -> int:
