@@ -258,8 +258,8 @@ def gradients_enabled(
     if any(p.is_inference() for p in model.parameters()):
         raise ValueError(
             f"the weights of {type(model).__name__} were made under"
-            " torch.inference_mode, so no gradient can pass through them; load"
-            " the model outside of it"
+            " torch.inference_mode, so no gradient can pass through them; load the model"
+            " outside of it"
         )
 
     def as_input(x):

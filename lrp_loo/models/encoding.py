@@ -76,10 +76,8 @@ def check_text(text: Any, name: str = 'text') -> None:
     "Raise an error unless `text` is a str that a tokenizer can read."
     if not isinstance(text, str):
         article = 'a' if name == 'text' else 'the'
-        raise TypeError(
-            f"{article} {name} must be a str, got"
-            f" {type(text).__name__}{_text_advice(text, name)}"
-        )
+        kind = f'{type(text).__name__}{_text_advice(text, name)}'
+        raise TypeError(f"{article} {name} must be a str, got {kind}")
     if not text.strip():
         raise ValueError(f"the {name} is empty{'; leave it out' * (name == 'text')}")
     for i, c in enumerate(text):
@@ -361,10 +359,8 @@ def _encode_image(model, processor, image):
 def _encode_text(model, tokenizer, text, truncation, max_length):
     "Encode a text or a pair."
     if not callable(tokenizer):
-        raise TypeError(
-            "the tokenizer must be the model's tokenizer, got"
-            f" {type(tokenizer).__name__}"
-        )
+        kind = type(tokenizer).__name__
+        raise TypeError(f"the tokenizer must be the model's tokenizer, got {kind}")
     is_pair = isinstance(text, tuple) and not _text_advice(text)
     if is_pair and len(text) != 2:
         raise ValueError(
