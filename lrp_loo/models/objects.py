@@ -50,7 +50,7 @@ class ObjectTokenizer:
     "The tokenizer of a pipeline or of another object, with that object's settings."
 
     inside: Any  # the tokenizer, or the image processor
-    source: Any  # the object
+    source: Any = None  # the object, if it has a call of its own
     settings: dict[str, Any] = field(default_factory=dict)  # of the tokenizer's call
     # text → the output of the model in the object's own call, the model's inputs, and
     # the object's answer; None: the numbers are not compared
@@ -297,8 +297,7 @@ def unwrap(
         if hasattr(model, 'set_processor'):
             tokenizer = model.set_processor(tokenizer)  # the processor's tokenizer
             if model.image_ids and hasattr(tokenizer, 'all_special_ids'):
-                ids = model.image_ids
-                tokenizer = ObjectTokenizer(tokenizer, model, content_ids=ids)
+                tokenizer = ObjectTokenizer(tokenizer, content_ids=model.image_ids)
             return model, tokenizer
     if is_transformers(tokenizer, 'ProcessorMixin', 'processing_utils'):
         tokenizer = getattr(tokenizer, 'tokenizer', tokenizer)
