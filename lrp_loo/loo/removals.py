@@ -251,10 +251,9 @@ def accepts_attention_mask(
 ) -> bool:
     "Return True if the model's forward takes an attention mask."
     names = input_names(model)
-    if 'attention_mask' in names.named:
-        return True
     # the names that **kwargs accepts are unknown if no transformers model is inside
-    return names.others and not any(pretrained_parts(model))
+    is_unknown = names.others and not pretrained_parts(model)
+    return is_unknown or 'attention_mask' in names.named
 
 
 class AttentionMask(Removal):

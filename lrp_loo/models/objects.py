@@ -52,8 +52,7 @@ class ObjectTokenizer:
     inside: Any  # the tokenizer, or the image processor
     source: Any = None  # the object, if it has a call of its own
     settings: dict[str, Any] = field(default_factory=dict)  # of the tokenizer's call
-    # text → the output of the model in the object's own call, the model's inputs, and
-    # the object's answer; None: the numbers are not compared
+    # text → the model's output and inputs in the object's own call, and its answer
     own_call: Callable[[Any], tuple[Any, dict, Any]] | None = None
     # what makes the object's numbers of logits: 'sigmoid', 'softmax', or 'none'
     function: str | None = None
