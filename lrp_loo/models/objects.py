@@ -163,10 +163,9 @@ def _unwrap_sentence_transformers(model, tokenizer):
 
 # %% ../../nbs/lib/models_objects.ipynb #0000000c
 _PIPELINES = (
-    *('FillMaskPipeline', 'ImageClassificationPipeline', 'TextClassificationPipeline'),
-    *('TextGenerationPipeline', 'TokenClassificationPipeline'),
-    'ZeroShotClassificationPipeline',
-)
+    'FillMaskPipeline ImageClassificationPipeline TextClassificationPipeline'
+    ' TextGenerationPipeline TokenClassificationPipeline ZeroShotClassificationPipeline'
+).split()
 # options of a tokenizer that change which tokens a model reads, and those that do not
 _TAKEN = {'add_special_tokens', 'max_length', 'return_token_type_ids', 'truncation'}
 _TAKEN |= {'truncation_side', 'verbose'}
