@@ -20,8 +20,7 @@ import torch
 from ..core.hooks import forward_hooks
 from ..core.tensors import one_text
 from .targets import OneTarget, Readout, as_target, output_field
-from ..models.call import batch_noise, forward, is_intercepted
-from ..models.call import probe_inputs
+from ..models.call import batch_noise, forward, is_intercepted, probe_inputs
 from ..models.structure import family_of, forward_arguments, layers_of
 from ..models.structure import proofs_of, tried_once
 

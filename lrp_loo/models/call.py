@@ -19,8 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..core.hooks import Hook, forward_hooks, hooks_suspended
-from ..core.hooks import restores_state
+from ..core.hooks import Hook, forward_hooks, hooks_suspended, restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
