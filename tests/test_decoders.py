@@ -15,7 +15,7 @@ from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 from lrp_loo.inputs.scores import GeneratedReadout, NextTokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.loo import leave_one_out
-from lrp_loo.loo.checks import spread
+from lrp_loo.inputs.scores import spread
 from lrp_loo.loo.engines import read_subsets
 from lrp_loo.loo.states import StoredText, why_no_states
 from lrp_loo.models.call import forward

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from lrp_loo import attribute_context, compare, explain
 from lrp_loo import explain_generation, explain_pairs, load, load_demo, load_model
 from lrp_loo import summarize
-from lrp_loo.models.proofs import provenance
-from lrp_loo.models.structure import model_digest, name_of_model
+from lrp_loo.models.structure import model_digest, name_of_model, provenance
 
 TWO = THREE[:2]
 

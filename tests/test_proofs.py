@@ -23,8 +23,7 @@ from lrp_loo.loo.engines import read_subsets
 from lrp_loo.loo.states import StoredText, is_causal, why_no_states
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.call import forward, plain_forward
-from lrp_loo.models.proofs import proofs_of
-from lrp_loo.models.structure import layers_of
+from lrp_loo.models.structure import layers_of, proofs_of
 
 # rules that are missing for torch's pools and for changed classes
 pytestmark = pytest.mark.filterwarnings('ignore:no rule for')

@@ -242,7 +242,9 @@ class Evaluated(AttentionMode):
         self.attention, self.kept, self.layer = terms.attention, kept, 0
         n, T = recomputed.shape
         size = int(recomputed.sum(1).max())
-        order = (recomputed if causal else ~recomputed).long().argsort(dim=1, stable=True)
+        order = (
+            (recomputed if causal else ~recomputed).long().argsort(dim=1, stable=True)
+        )
         rows = order[:, -size:] if causal else order[:, :size]
         visible = ~(recomputed | removed)
         stored = visible.any(0).nonzero()[:, 0]

@@ -21,12 +21,11 @@ from ..core.stats import unit_map
 from ..core.tensors import check_tokens_alone, pad_batch
 from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
 from ..inputs.call import content_entries
-from ..inputs.scores import GeneratedReadout, Scores, text_by_text
+from ..inputs.scores import GeneratedReadout, Scores, agree, spread, text_by_text
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
-from ..loo.checks import agree, check_hidden, spread
 from ..loo.engines import Variants, WholeText, read_whole
-from ..loo.removals import EncodedText
+from ..loo.removals import EncodedText, check_hidden
 from ..loo.states import StoredText, is_causal, rows_read, why_no_states
 from ..models.encoding import attended_tokens, special_mask
 from ..models.structure import n_layers

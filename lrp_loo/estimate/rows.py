@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..loo.checks import agree
+from ..loo.removals import agree
 from ..loo.engines import Variants, WholeText, random_choice
 from ..loo.states import StoredText
 from ..models.attention import AttentionCall
-from ..models.proofs import proofs_of
+from ..models.structure import proofs_of
 
 # %% ../../nbs/lib/estimate_rows.ipynb #46e5ddd7
 @dataclass(eq=False)

@@ -32,8 +32,7 @@ from ..loo.engines import Variants, read_whole
 from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
-from ..models.proofs import UNRECORDED_OPTIONS
-from ..models.structure import describe_model
+from ..models.structure import UNRECORDED_OPTIONS, describe_model
 from ..records import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
 

@@ -125,8 +125,7 @@ def _token_id(tokenizer, target):
 
 def _class_index(model, target):
     "Return the index of a label or of an integer in a str."
-    # positions have no names
-    is_position = 'QuestionAnswering' in type(model).__name__
+    is_position = 'QuestionAnswering' in type(model).__name__  # positions have no names
     names = {} if is_position else class_names(model)
     indices = [int(k) for k, v in names.items() if str(v) == target]
     if len(indices) > 1:
@@ -177,11 +176,13 @@ def resolve_target(
     return _token_id(tokenizer, target) if is_token else _class_index(model, target)
 
 
-def _check_one_per_text(name, values, n_texts, hint):
-    if len(values) != n_texts:
-        raise ValueError(
-            f"{name} has {len(values)} entries for {n_texts} texts; {hint}"
-        )
+def _of_texts(name, value, n_texts, hint):
+    "Return one value per text: a list has one for each, another value is for all."
+    if not isinstance(value, (list, tuple)):
+        return [value] * n_texts
+    if len(value) != n_texts:
+        raise ValueError(f"{name} has {len(value)} entries for {n_texts} texts; {hint}")
+    return value
 
 
 def targets_of_texts(
@@ -207,8 +208,7 @@ def targets_of_texts(
     if not isinstance(target, list):
         return [resolve(target)] * n_texts
     hint = "a list has one per text (several labels of each text: `explain_labels`)"
-    _check_one_per_text('target', target, n_texts, hint)
-    return [resolve(one) for one in target]
+    return [resolve(one) for one in _of_texts('target', target, n_texts, hint)]
 
 
 def group_by_target(
@@ -222,19 +222,6 @@ def group_by_target(
     return list(groups.values())
 
 # %% ../../nbs/lib/inputs_call.ipynb #0000001e
-def _units_per_text(units, n_texts):
-    "Return what `units` says of each text: a name, a list of spans or `Parts`."
-    if isinstance(units, (str, Parts)):
-        return [units] * n_texts
-    if not isinstance(units, (list, tuple)):
-        raise ValueError(
-            f"units={units!r} is not known; take 'token', 'word', 'sentence',"
-            " or a list of (start, end) spans"
-        )
-    _check_one_per_text('units', units, n_texts, 'give one for all, or one per text')
-    return units
-
-
 def _units_of_text(tokenizer, enc, text, kind, content, spans):
     "Return the `Units` of a text; None if its units are tokens or patches."
     if isinstance(kind, str) and kind == 'token':
@@ -262,9 +249,7 @@ def content_entries(
 
 
 def _check_content(texts, template, among, truncation):
-    """Raise TypeError or ValueError for arguments that exclude template=, among= or
-    chats.
-    """
+    "Raise an error for arguments that cannot be combined with template=, among=, chats."
     if template is not None and among is not None:
         raise ValueError("template= and among= both mark the content; give one of them")
     name = 'among=' if template is None else 'template='
@@ -286,27 +271,20 @@ def _check_content(texts, template, among, truncation):
             "truncation=True may cut off what stands after a text, so it cannot be"
             f" combined with {name}; give shorter texts"
         )
-    if among is None:
-        return
-    if not isinstance(among, (list, tuple)):
-        raise TypeError(
-            f"among must be a list with the spans of each text, got {among!r}"
-        )
-    _check_one_per_text('among', among, len(texts), 'give one per text')
 
 
 def _with_own_answer(tokenizer, texts, encs, limit):
     """Return the tokenizer of an object with the object's answer for the longest text,
     and below a limit to which the caller lets texts be cut.
     """
-    lengths = [enc['input_ids'].shape[1] if 'input_ids' in enc else 0 for enc in encs]
-    is_whole = [
-        not is_encoding(text) and (limit is None or n < limit)
-        for n, text in zip(lengths, texts)
-    ]
-    if not any(is_whole):
+    lengths = {}
+    for i, (text, enc) in enumerate(zip(texts, encs)):
+        n = enc['input_ids'].shape[1] if 'input_ids' in enc else 0
+        if not is_encoding(text) and (limit is None or n < limit):
+            lengths[i] = n
+    if not lengths:
         return tokenizer
-    i = max(range(len(texts)), key=lambda i: (is_whole[i], lengths[i]))
+    i = max(lengths, key=lengths.get)
     return tokenizer.comparing(encs[i], texts[i])
 
 
@@ -345,26 +323,25 @@ class CallInputs:
             units = units if isinstance(units, (str, Parts)) else [units]
             among = among if isinstance(among, (str, type(None))) else [among]
         model, tokenizer = prepare_model(model, tokenizer, texts, device)
-        per_text = _units_per_text(units, len(texts))
+        hint = 'give one for all, or one per text'
+        per_text = _of_texts('units', units, len(texts), hint)
         prompts = content_spans = [None] * len(texts)
         info, has_chats = {}, any(map(is_chat, texts))
         if template is not None or among is not None or has_chats:
             _check_content(texts, template, among, truncation)
         if among is not None:
             info = dict(among=among if isinstance(among, str) else True)
-            of_texts = [among] * len(texts) if isinstance(among, str) else among
-            content_spans = [spans_among(*pair) for pair in zip(texts, of_texts)]
+            of_texts = _of_texts('among', among, len(texts), 'give one per text')
+            content_spans = [*map(spans_among, texts, of_texts)]
         elif template is not None or has_chats:
-            prompts = _of_each(
-                lambda text: as_prompt(text, tokenizer, model, template), texts
-            )
+            options = dict(tokenizer=tokenizer, model=model, template=template)
+            prompts = _of_each(partial(as_prompt, **options), texts)
             per_text = [p.shifted(kind) for p, kind in zip(prompts, per_text)]
             texts = [p.text for p in prompts]
             content_spans = [list(p.spans.values()) for p in prompts]
             info = dict(chat=True) if has_chats else dict(template=prompts[0].template)
-        encode_one = partial(
-            _encode, model, tokenizer, truncation=truncation, max_length=max_length
-        )
+        limits = dict(truncation=truncation, max_length=max_length)
+        encode_one = partial(_encode, model, tokenizer, **limits)
         encs, spans = zip(*_of_each(encode_one, texts, prompts))
         parts = resolve_parts(model, encs, units)
         if parts and not supports_parts:
@@ -378,18 +355,14 @@ class CallInputs:
                 limit = max_length or limit
                 tokenizer = _with_own_answer(tokenizer, texts, encs, limit)
             texts = [tokenizer.as_read(text) for text in texts]
-        content = [None] * len(texts)
-        if parts:
-            per_text = [parts] * len(texts)
-        else:
+        units, content = [parts] * len(texts), [None] * len(texts)
+        if not parts:
             of_texts = zip(encs, texts, per_text, content_spans, spans)
-            per_text = [_units_of_text(tokenizer, *x) for x in of_texts]
+            units = [_units_of_text(tokenizer, *x) for x in of_texts]
         if info and not parts:
             of_texts = zip(encs, texts, content_spans, spans)
             content = [content_tokens(tokenizer, *x, has_chats) for x in of_texts]
-        return cls(
-            model, tokenizer, texts, encs, spans, targets, per_text, content, info
-        )
+        return cls(model, tokenizer, texts, encs, spans, targets, units, content, info)
 
     def common_target(
         self,

@@ -76,13 +76,7 @@ TargetOf: TypeAlias = Union[OneTarget, Sequence[OneTarget], torch.Tensor, np.nda
 OUTPUTS = ('logits', 'start_logits')
 ANSWERS = ('start_logits', 'end_logits')  # entries are places in the text
 # words in the class names of models and outputs whose entries are classes or tokens
-NAMES_CLASSES = (
-    'SequenceClassif',
-    'TokenClassif',
-    'ImageClassif',
-    'CausalLM',
-    'MaskedLM',
-)
+NAMES_CLASSES = 'SequenceClassif TokenClassif ImageClassif CausalLM MaskedLM'.split()
 
 
 def as_target(
@@ -163,21 +157,6 @@ def _is_output_of(outputs, *kinds):
     return any(kind in type(outputs).__name__ for kind in kinds)
 
 
-def _nth_token(
-    mask,  # (batch, T) 1 for a token, 0 for padding
-    n,  # counted from 0; negative: from the text's end
-):
-    "Return (batch,) the column of each text's n-th token, for padding on any side."
-    lengths = mask.sum(1)
-    shortest = int(lengths.min())
-    if not -shortest <= n < shortest:
-        raise ValueError(
-            f"position={n} is not in the text, which has {shortest} tokens"
-        )
-    index = lengths + n if n < 0 else torch.full_like(lengths, n)
-    return (mask.cumsum(1) == index[:, None] + 1).long().argmax(1)
-
-
 def _mask_position(ids, mask_id, outputs, shape):
     "Return (batch,) the column of each text's [MASK]; raise unless there is one."
     hint = (
@@ -194,9 +173,8 @@ def _mask_position(ids, mask_id, outputs, shape):
             f"this output has a row per token, shape {tuple(shape)}, and does not"
             f" predict the next token; name the token whose row is explained: {hint}"
         )
-    is_mask = (
-        torch.zeros(shape[:2]) if ids is None or mask_id is None else ids == mask_id
-    )
+    is_known = ids is not None and mask_id is not None
+    is_mask = ids == mask_id if is_known else torch.zeros(shape[:2])
     for n in is_mask.sum(1).tolist():
         if n != 1:
             raise ValueError(
@@ -221,21 +199,6 @@ def _chosen_entries(rows, target, answer):
     if target.among is not None:
         return entries[rows[:, entries].topk(2).indices]
     return entries.expand(len(rows), -1)
-
-
-def _check_field(x, target):
-    "Raise ValueError if the target does not select a number of the tensor `x`."
-    shape = tuple(x.shape)
-    if x.ndim not in (2, 3):
-        raise ValueError(
-            f"the output's field has shape {shape}; (batch, n) or"
-            " (batch, tokens, n) can be explained, or a function of it"
-        )
-    if x.ndim == 2 and target.position is not None:
-        raise ValueError(
-            f"position={target.position} was given, and this output has one row per"
-            f" text, shape {shape}"
-        )
 
 
 def _check_function_value(value, outputs):
@@ -265,13 +228,10 @@ class Readout:
     """
 
     index = None  # (batch, n) entries: one, or two for a difference
-    # (batch,) the row that is read, if the output has a row per token
-    position = None
-    # (batch,) number of output rows before the text's first, for virtual tokens
-    in_front = None
+    position = None  # (batch,) the row that is read, if the output has a row per token
+    in_front = None  # (batch,) number of output rows before the text's: virtual tokens
     is_last = False  # True if that row is the last token's
-    # 'start' or 'end' if the entries are positions in the text
-    answer = None
+    answer = None  # 'start' or 'end' if the entries are positions in the text
     is_bare_tensor = False  # True for a bare tensor, an output without a class
     is_features = False  # True for a field whose entries have no names
     # (batch,) log Σ exp over the row that is read, and its largest entry, if the
@@ -290,7 +250,17 @@ class Readout:
         x = output_field(outputs, target.output).detach()
         # a bare tensor has no class; the caller looks at the model's class instead
         self.is_bare_tensor = torch.is_tensor(outputs)
-        _check_field(x, target)
+        shape = tuple(x.shape)
+        if x.ndim not in (2, 3):
+            raise ValueError(
+                f"the output's field has shape {shape}; (batch, n) or (batch, tokens,"
+                " n) can be explained, or a function of it"
+            )
+        if x.ndim == 2 and target.position is not None:
+            raise ValueError(
+                f"position={target.position} was given, and this output has one row"
+                f" per text, shape {shape}"
+            )
         is_logits = target.output in (None, 'logits')
         self.is_features = not is_logits and target.output not in ANSWERS
         if self.is_features and target.index is None and target.among is None:
@@ -338,12 +308,18 @@ class Readout:
                 " be matched with tokens; give a function of the output"
             )
         position = self.target.position
-        if position is None and is_causal:
-            position = -1
+        position = -1 if position is None and is_causal else position
         if position is None:
             column = _mask_position(ids, self.target.mask_id, outputs, x.shape)
-        else:
-            column = _nth_token(mask, position)
+        else:  # the column of this token, for padding on any side
+            lengths = mask.sum(1)
+            n = int(lengths.min())
+            if not -n <= position < n:
+                raise ValueError(
+                    f"position={position} is not in the text of {n} tokens"
+                )
+            index = position if position >= 0 else lengths[:, None] + position
+            column = (mask.cumsum(1) == index + 1).long().argmax(1)
         self.position = column.to(x.device) + max(in_front, 0)
         self.in_front = torch.full_like(self.position, in_front)
         self.is_last = position == -1

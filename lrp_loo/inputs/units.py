@@ -151,20 +151,16 @@ def token_spans(
             tokenizer, parts, return_tensors='pt', verbose=False, **options
         )
         if encoding['input_ids'][0, columns][: len(ids)].equal(ids):
+            offsets = encoding.encodings[0].offsets[columns]
+            spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
+            spans = [None if k is None else (k, *s) for k, s in spans]
             break
     else:
-        return _with_marks(_spans_part_by_part(tokenizer, parts, ids), parts)
-    offsets = encoding.encodings[0].offsets[columns]
-    spans = [*zip(encoding.sequence_ids()[columns], offsets)][: len(ids)]
-    return _with_marks([None if k is None else (k, *s) for k, s in spans], parts)
-
-
-def _with_marks(spans, parts):
-    """Return the spans with the marks after them, which a tokenizer strips or joins to
-    the character before, unless a token begins there.
-    """
+        spans = _spans_part_by_part(tokenizer, parts, ids)
     if all(map(str.isascii, parts)):
         return spans
+    # a mark, which a tokenizer strips or joins to the character before, belongs to the
+    # span before it, unless a token begins there
     starts = {span[:2] for span in spans if span is not None}
     ends = [{m.end() for m in regex.finditer(r'\X', text)} for text in parts]
 
@@ -187,8 +183,7 @@ def _spans_part_by_part(tokenizer, parts, ids):
             for source in ('text', 'text_target')
             for is_whole in (True, False)
         ]
-        # other tokens may stand before it, such as a decoder's first token
-        matches = (
+        matches = (  # other tokens may stand before it, such as a decoder's first token
             (start, e)
             for start in range(len(spans), len(rest))
             for e in encodings
@@ -216,11 +211,10 @@ def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
     unit_at, cuts = _unit_at(unit_spans), [c for span in content for c in span]
 
     def units_of(part, start, end):
-        places, stop = _visible(parts, (part, start, end)), len(parts[part])
+        places = _visible(parts, (part, start, end))
         if not places and joins_space:
-            following = range(end, min([stop, *(c for c in cuts if c >= end)]))
-            places = (c for c in following if not parts[part][c].isspace())
-            places = [next(places, start)]
+            stop = min([len(parts[part]), *(c for c in cuts if c >= end)])
+            places = _visible(parts, (part, end, stop))[:1]
         units = (unit_at.get((part, c)) for c in places or [start])
         return [u for u in dict.fromkeys(units) if u is not None]
 
@@ -244,11 +238,9 @@ def text_units(
     tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded text (`encode`)
     text: Any,  # the text, or a pair of texts
-    # 'word', 'sentence', or a list of (start, end) spans; for a pair, a pair of lists
-    units: Any,
+    units: Any,  # 'word', 'sentence' or (start, end) spans; for a pair, a pair of lists
     content: list | None = None,  # (start, end) spans, whose ends no unit crosses
-    # spans are words or sentences: join them, and white space, as those
-    merges: bool = False,
+    merges: bool = False,  # spans are words or sentences: join them as those
     spans: list | None = None,  # `token_spans`, if they are known
 ) -> Units:
     """Return the units of one encoded text, each named by the text of its tokens. Words
@@ -261,12 +253,10 @@ def text_units(
     is_named = isinstance(units, str)
     parts = text if isinstance(text, tuple) else (text,)
     spans = token_spans(tokenizer, parts, ids) if spans is None else list(spans)
-    content = [] if content is None or isinstance(content, int) else content
+    content = content if isinstance(content, list) else []
     per_part = units if len(parts) > 1 and not is_named else (units,) * len(parts)
     if len(per_part) != len(parts):
-        raise ValueError(
-            f"a pair of texts needs a pair of span lists, got {len(per_part)}"
-        )
+        raise ValueError(f"a pair of texts needs a pair of lists, got {len(per_part)}")
     words = list(parts)
     for i in special_mask(tokenizer, ids).nonzero()[:, 0].tolist() if is_named else ():
         part, a, b = spans[i] or (0, 0, 0)  # a special token in a text is no word
@@ -298,9 +288,9 @@ def text_units(
     for u, (part, start, end) in enumerate(given_spans):
         if u not in unit_of:
             cut = ' (the text was cut before it)' * (start >= last)
+            text = parts[part][start:end]
             raise ValueError(
-                f"no token begins in the span {(start, end)}:"
-                f" {parts[part][start:end]!r}{cut}"
+                f"no token begins in the span {(start, end)}: {text!r}{cut}"
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
     return Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
@@ -473,10 +463,8 @@ class Prompt:
         start, end = self.spans[self.counted]
         # a chat template may have stripped white space
         first = self.text.index(value.strip(), start) - value.index(value.strip())
-        return [
-            (max(first + a, start), min(first + b, end))
-            for a, b in text_spans(value, units)
-        ]
+        spans = text_spans(value, units)
+        return [(max(first + a, start), min(first + b, end)) for a, b in spans]
 
     def source(self, tokenizer: Tokenizer) -> Any:
         "Return what `encode` reads: the text, or the encoding of a chat."
@@ -560,8 +548,7 @@ def content_tokens(
     tokenizer: Tokenizer,  # a fast one
     enc: dict,  # the encoded prompt (`encode`)
     text: Any,  # the prompt, or a pair
-    # (start, end) spans of the content, in the prompt; or the index of a pair's text
-    content: Any,
+    content: Any,  # its (start, end) spans in the prompt; or the index of a pair's text
     spans: list | None = None,  # `token_spans`, if they are known
     is_chat: bool = False,  # count a token that is partly content as content
 ) -> torch.Tensor:  # (n_tokens,) bool
@@ -593,8 +580,7 @@ def content_tokens(
 
 def spans_among(
     text: Any,  # a complete text, or a pair
-    # the content: (start, end), or a list of them; for a pair one of SIDES
-    among: Any,
+    among: Any,  # the content: (start, end), or a list of them; for a pair one of SIDES
 ) -> list[tuple[int, int]] | int:  # for a pair the index of the text
     "Return the spans of the content; raise TypeError or ValueError for invalid ones."
     if isinstance(text, tuple) and isinstance(among, str):

@@ -8,7 +8,7 @@ __all__ = ['BY_MASK', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole'
 
 # %% ../../nbs/lib/loo_engines.ipynb #80a1db9b
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -18,19 +18,18 @@ from torch.nn import functional as F
 
 from ..core.arguments import whole_number
 from ..core.hooks import forward_hooks, hooks_suspended, restores_state
-from ..core.tensors import pad_batch, per_token
-from ..inputs.scores import GeneratedReadout, as_readout, last_rows_only
-from ..inputs.scores import read_row_only, reads_logits
+from ..core.tensors import pad_batch
+from ..inputs.scores import GeneratedReadout, agree, as_readout, differs
+from ..inputs.scores import last_rows_only, read_row_only, reads_logits
+from ..inputs.scores import spread, value_and_scale
 from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
-from .checks import agree, check_hidden, differs
-from .checks import spread, value_and_scale
-from .removals import AttentionMask, EncodedText, Fill, Removal, as_removal
+from .removals import AttentionMask, EncodedText, Fill, Removal
+from .removals import as_removal, check_hidden
 from .states import StoredText, changed_rows, is_causal
 from .states import rows_in_pass, rows_read, states_differ
 from ..models.call import check_finite, counted_rows, forward, plain_forward
-from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.proofs import proofs_of
-from ..models.structure import device_of
+from ..models.encoding import TOKEN_BUDGET, attended_tokens, select_tokens
+from ..models.structure import device_of, proofs_of
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)
@@ -50,12 +49,13 @@ BY_MASK = SubsetOptions(AttentionMask())
 class SubsetValues(NamedTuple):
     "The explained number of one text, and of subsets of its tokens."
 
-    values: torch.Tensor  # (n,) f of each subset
-    value: torch.Tensor  # (1,) f(x) of the full text
+    values: torch.Tensor  # (n,) f of each subset; (n, k) for k generated tokens
+    value: torch.Tensor  # (1,) f(x) of the full text; (1, k) for k generated tokens
     readout: Readout  # reads f from the output
     row: torch.Tensor | None  # the output row that f(x) is read from, if computed
     engine: str  # how the subsets were computed
     passes: float  # rows that entered the layers, padding included, over tokens
+    scores: torch.Tensor | None = None  # LOO in the shape of `values`, by `many_loo`
 
 
 @dataclass(eq=False)
@@ -124,11 +124,9 @@ class Variants:
         self.as_inputs = removal.for_text(whole, self.options.fill)
         # f is read from the last row, or the output has no row per token
         position = whole.readout.position
-        is_last = (
-            position is None
-            or whole.has_tokens
-            and bool((position == whole.n_positions - 1).all())
-        )
+        is_last = position is None
+        if not is_last and whole.has_tokens:
+            is_last = bool((position == whole.n_positions - 1).all())
         is_last = is_last and whole.readout.accepts_deletion()
         self.at_end = removal.closes_up or is_last
 
@@ -153,10 +151,14 @@ class Variants:
         keep, closes_up = self.keep, self.options.removal.closes_up
         model, readout = self.whole.model, self.whole.readout
         options = last_rows_only(model, readout) if self.at_end else {}
-        width = (keep if closes_up else torch.ones_like(keep)).sum(1)
+        kept = keep if closes_up else torch.ones_like(keep)
+        tower_ids = self.whole.enc.get('tower_ids', torch.zeros_like(keep[:1]))
+        # number of tokens, and of those of a model's first part: equal in a batch
+        sizes = torch.stack([kept.sum(1), (kept & (tower_ids == 0)).sum(1)], 1)
         order, values = [], []
-        for n in width.unique().tolist():
-            for batch in torch.where(width == n)[0].split(max(1, token_budget // n)):
+        for size in sizes.unique(dim=0):
+            rows = torch.where((sizes == size).all(1))[0]
+            for batch in rows.split(max(1, token_budget // int(size[0]))):
                 order.append(batch)
                 with read_row_only(model, readout):
                     values.append(self._read(keep[batch], options))
@@ -175,10 +177,10 @@ class Variants:
             )
         proofs, n = proofs_of(model), self.keep.shape[1]
         claim = ('variants in a batch', type(removal), *sorted(self.whole.enc))
-        differs_in_batch = proofs.outcomes.get(claim, False)
-        budget = rows_in_pass(model, self.options.token_budget)
-        values = self.compute_batches(1 if differs_in_batch else budget)
-        if not differs_in_batch and not proofs.covers(claim, n):
+        is_known = claim in proofs.outcomes  # they differ from each variant alone
+        budget = 1 if is_known else rows_in_pass(model, self.options.token_budget)
+        values = self.compute_batches(budget)
+        if not is_known and not proofs.covers(claim, n):
             if self._is_read_alone(values):
                 proofs.add_length(claim, n)
             else:
@@ -215,7 +217,7 @@ class _Text(EncodedText):
     index: int = 0  # of the text among those whose states are given
 
     @classmethod
-    def of(cls, model, enc, keep, target, options):
+    def of(cls, model, enc, keep, target, options, **known):
         "Return the text after checks of the removal."
         text, removal, rows = EncodedText(model, enc), options.removal, None
         removal.check(text, options.fill)
@@ -233,7 +235,7 @@ class _Text(EncodedText):
             # a row that sees no key is left to the model
             seen = keep[:, : read[0] + 1] if causal else keep
             rows = changed_rows(keep, read, causal) if seen.any(1).all() else None
-        return cls(model, enc, target, keep, inverse, rows)
+        return cls(model, enc, target, keep, inverse, rows, **known)
 
     def result(self, whole, values, engine, n_rows):
         "Return f(x) together with the values of all the caller's variants."
@@ -279,7 +281,7 @@ class _Text(EncodedText):
         rows = torch.where(n_seen[:, readout.place(0)] == 0)[0]
         if not len(rows):
             return
-        numbers, token_inputs = values[rows], per_token(self.enc)
+        numbers = values[rows]
         if target.total:  # their sum is needed: the number of each token first
             each = WholeText(self.model, self.enc, whole.output, readout)
             numbers = Variants(each, self.keep[rows]).compute()
@@ -287,9 +289,7 @@ class _Text(EncodedText):
             n = readout.place(i) + 1
             sees_none = n_seen[rows, n - 1] == 0
             if sees_none.any():
-                prefix = {
-                    k: v[:, :n] if k in token_inputs else v for k, v in self.enc.items()
-                }
+                prefix = select_tokens(self.enc, slice(n))
                 one = Target(readout.chosen(i), log_prob=readout.log_prob)
                 before = read_whole(self.model, prefix, one)[0]
                 keep = self.keep[rows[sees_none], :n]
@@ -432,8 +432,8 @@ def read_variants(
     "Return the explained number of subsets of texts, by attention mask."
     texts = []
     for i, (whole, keep) in enumerate(zip(wholes, keeps)):
-        text = _Text.of(whole.model, whole.enc, keep, whole.readout, BY_MASK)
-        texts.append(replace(text, whole=whole, index=i))
+        parts, known = (whole.model, whole.enc, keep), dict(whole=whole, index=i)
+        texts.append(_Text.of(*parts, whole.readout, BY_MASK, **known))
     return _results(texts, BY_MASK, stored)
 
 
@@ -442,8 +442,7 @@ def read_variants(
 def read_subsets(
     model: torch.nn.Module,  # any model
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
-    # (n, T) bool for each text: the tokens (patches) each variant keeps
-    keeps: list[torch.Tensor],
+    keeps: list[torch.Tensor],  # (n, T) bool each: tokens (patches) that variants keep
     targets: list[OneTarget],  # one for each text, see `as_target`
     removal: str | Removal | None = None,  # see `as_removal`
     fill: Fill = None,  # what replaces tokens, see `fill_id`

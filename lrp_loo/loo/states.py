@@ -19,16 +19,14 @@ import torch
 from torch.nn import functional as F
 
 from ..core.hooks import forward_hooks, hooks_suspended
-from ..inputs.scores import last_rows_only, read_row_only, reads_first_row
-from ..inputs.scores import reads_logits
+from ..inputs.scores import agree, differs, last_rows_only, read_row_only
+from ..inputs.scores import reads_first_row, reads_logits, spread
 from ..inputs.targets import OneTarget, Readout, as_target, output_field
-from .checks import agree, differs, spread
 from ..models.call import CACHES, batch_noise, forward, is_intercepted
 from ..models.call import probe_inputs
 from ..models.encoding import TOKEN_BUDGET, attended_tokens
-from ..models.proofs import proofs_of, tried_once
 from ..models.structure import device_of, family_of, input_names, layers_of
-from ..models.structure import n_layers, position_offset
+from ..models.structure import n_layers, position_offset, proofs_of, tried_once
 
 # %% ../../nbs/lib/loo_states.ipynb #00000006
 # inputs that have a column for each token
@@ -398,10 +396,8 @@ class StoredText:
             return cls(model, enc, [layer[1:] for layer in states], inputs), output
         output = forward(model, enc | dict(use_cache=True))
         cache = next((getattr(output, n) for n in CACHES if hasattr(output, n)), None)
-        layers = getattr(cache, 'layers', [])
-        states = [
-            (getattr(x, 'keys', None), getattr(x, 'values', None)) for x in layers
-        ]
+        parts = getattr(cache, 'layers', [])
+        states = [(getattr(x, 'keys', None), getattr(x, 'values', None)) for x in parts]
         return cls(model, enc, states), output
 
     def of_texts(self, indices: list[int]) -> 'StoredText':
@@ -419,10 +415,9 @@ class StoredText:
         model, family = self.model, family_of(self.model)
         attention = layers_of(model).modules[0].get_submodule(family.attention)
         if not self.inputs:
-            stop = input_hooks(model, self.inputs, ends=True)
-            with contextlib.suppress(_InputReached), hooks_suspended():
-                with forward_hooks(stop):
-                    forward(model, self.enc)
+            stop = forward_hooks(input_hooks(model, self.inputs, ends=True))
+            with contextlib.suppress(_InputReached), hooks_suspended(), stop:
+                forward(model, self.enc)
         x = self.inputs[0].flatten(0, 1)
         return [attention.get_submodule(name)(x) for name in family.projections]
 

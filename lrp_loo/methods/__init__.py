@@ -23,11 +23,11 @@ from ..estimate.auto import PASSES
 from ..estimate.parts import PART_METHODS, part_scores
 from ..inputs.call import CallInputs, as_list, class_names, content_entries
 from ..inputs.call import group_by_target, has_vocabulary
-from ..inputs.scores import GeneratedReadout, Scores, compute_all_rows
+from ..inputs.scores import GeneratedReadout, Scores, agree, compute_all_rows
+from ..inputs.scores import differs, value_and_scale
 from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
 from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
-from ..loo.checks import agree, differs, value_and_scale
 from ..loo.engines import random_choice, read_whole
 from ..loo.removals import accepts_attention_mask
 from .table import Refusal, as_method, check_options, method_name
@@ -37,8 +37,7 @@ from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, unwrap
 from ..models.parts import Parts
-from ..models.proofs import proofs_of, provenance
-from ..models.structure import walk_once
+from ..models.structure import proofs_of, provenance, walk_once
 from ..records import Attribution, Attributions, Comparison
 
 # %% ../../nbs/lib/methods.ipynb #00000010

@@ -394,7 +394,7 @@ def loo_scores(
     fill = removal.fill(tokenizer)
     numbers = [None if u is None else u.number for u in units]
     loo = many_loo(model, texts, target, removal, fill, numbers, token_budget, progress)
-    scores_of_texts, values, readouts, _, engines, passes = zip(*loo)
+    _, values, readouts, _, engines, passes, scores_of_texts = zip(*loo)
     infos = []
     for row, engine, n in zip(scores_of_texts, engines, passes):
         cost = dict.fromkeys(('forward_equivalents', 'exact_passes'), round(n, 2))

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,8 +38,7 @@ class AttentionCall:
     query: torch.Tensor  # Q, (batch, heads, n_queries, d)
     key: torch.Tensor  # K, (batch, heads, n_keys, d); fewer heads under `enable_gqa`
     value: torch.Tensor  # V, (batch, heads, n_keys, d_v)
-    # (…, n_queries, n_keys): boolean (True is kept) or additive
-    attn_mask: torch.Tensor = None
+    attn_mask: torch.Tensor = None  # (…, n_queries, n_keys): True is kept; or additive
     dropout_p: float = 0.0  # ignored: models are in eval mode
     is_causal: bool = False  # a query sees no later key
     scale: float = None  # factor of QKᵀ; None: 1/√d
@@ -93,8 +92,7 @@ class AttentionCall:
 
     def compute(self, **changes: Any) -> torch.Tensor:
         "Return O by the fused call, with some arguments replaced."
-        call = replace(self, **changes) if changes else self
-        return F.scaled_dot_product_attention(**vars(call))
+        return F.scaled_dot_product_attention(**vars(self) | changes)
 
 # %% ../../nbs/lib/models_attention.ipynb #00000008
 @lru_cache

@@ -19,16 +19,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..core.hooks import Hook, forward_hooks, hooks_suspended
-from ..core.hooks import restores_state
+from ..core.hooks import Hook, forward_hooks, hooks_suspended, restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
 from .multipart import MultiPartModel
-from .proofs import calls_are_intercepted, tried_once
 from .structure import all_modules, device_of, embedding_modules
 from .structure import input_embeddings, layers_of, pretrained_parts
 from .structure import forward_arguments, input_names, cached_in_call
-from .structure import unwrapped_model
+from .structure import calls_are_intercepted, tried_once, unwrapped_model
 
 # %% ../../nbs/lib/models_call.ipynb #00000005
 class WatchedEmbeddings(list):
@@ -57,16 +55,13 @@ class WatchedEmbeddings(list):
         media = [k for k in self.inputs if k.startswith(tuple(MEDIA_INPUTS))]
         if media and 'input_ids' in self.inputs and not self.has_parts:
             raise ValueError(
-                f"{', '.join(media)} may stand in for this text's tokens, whose"
-                " embeddings are then not those that are looked up; use method='loo'"
-                " with removal='attention_mask'"
+                f"{', '.join(media)} may replace this text's tokens, whose embeddings are"
+                " then not looked up; use method='loo' with removal='attention_mask'"
             )
         # a vision model may return its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
         if self.has_parts and not self.is_merged:
-            if more:
-                self._refuse()
-            new = self._embeddings_of_part(x)
+            new = self._embeddings_of_part(x, *more)
         else:
             ids = next(iter((*args, *kwargs.values())), None)
             new = self._embeddings_of_text(ids, x)
@@ -74,10 +69,9 @@ class WatchedEmbeddings(list):
 
     def _embeddings_of_text(self, looked_up, x):
         "Return the watched embeddings, or None if `looked_up` are other ids."
-        inputs = dict(self.inputs)
-        ids = inputs.pop('input_ids', None)
+        ids, others = self.inputs.get('input_ids'), self.inputs.values()
         is_text = self.is_merged or ids is None or _is_same(looked_up, ids)
-        if not is_text and any(_is_same(looked_up, v) for v in inputs.values()):
+        if not is_text and any(_is_same(looked_up, v) for v in others):
             return None
         if not self:
             self.read = looked_up
@@ -90,11 +84,11 @@ class WatchedEmbeddings(list):
     def _watch(self, x):
         self.append(x.detach().requires_grad_() if self.value is None else self.value)
 
-    def _embeddings_of_part(self, x):
+    def _embeddings_of_part(self, x, *others):
         "Return the watched embeddings of the positions that this part reads."
         rows = POSITIONS.get().rows
         n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # a convolution's patches
-        if n != len(rows):
+        if others or n != len(rows):
             self._refuse()
         if not self:
             with torch.no_grad():
@@ -143,6 +137,7 @@ def _depends_on_mode(module):
     return any('training' in c.co_names for c in code if c)
 
 
+@cached_in_call
 def check_model(
     model: torch.nn.Module,  # the caller's object, of any type
 ) -> None:
@@ -153,11 +148,6 @@ def check_model(
             f" pipeline), got {type(model).__name__}; by its name or folder load_model"
             " loads it: model, tokenizer, name = load_model('NAME')"
         )
-    _check_module(model)
-
-
-@cached_in_call
-def _check_module(model):
     kind = type(model).__name__
     if 'MultipleChoice' in kind:
         raise ValueError(
@@ -183,9 +173,8 @@ def _check_module(model):
     # UMT5's encoder has the configuration of the whole encoder-decoder
     has_decoder = has_decoder and any(p.endswith('decoder') for p in all_modules(model))
     if has_decoder and not isinstance(model, MultiPartModel):
-        advice = f"give the {type(inside).__name__} in it"
-        if inside is model:
-            advice = "take a model of texts, or of images without a decoder"
+        alone = "take a model of texts, or of images without a decoder"
+        advice = alone if inside is model else f"give the {type(inside).__name__} in it"
         raise ValueError(
             f"{kind} contains an encoder-decoder, and does not show which part reads"
             f" which input; {advice}"
@@ -213,10 +202,10 @@ CACHES = ('cache', 'past_key_values')
 
 def _explain_error(model, inputs, e):
     "Return a message on why a call failed, or None if the cause is unknown."
-    text = str(e)
+    text, name = str(e), type(model).__name__
     if isinstance(e, IndexError):
         return (
-            f"{type(model).__name__}'s own forward fails on this text ({e}): a position,"
+            f"{name}'s own forward fails on this text ({e}): a position,"
             " a distance or a type is beyond a table of the model; correct the"
             " configuration from which it was made"
         )
@@ -229,13 +218,12 @@ def _explain_error(model, inputs, e):
         )
     if 'no padding token' in text:
         return (
-            f"{type(model).__name__} takes one text at a time until it knows the"
-            " padding token; set model.config.pad_token_id (to tokenizer.pad_token_id,"
-            " or eos_token_id)"
+            f"{name} takes one text at a time until it knows the padding token; set"
+            " model.config.pad_token_id (to tokenizer.pad_token_id, or eos_token_id)"
         )
     if re.search('unexpected keyword|required positional', text):
         return (
-            f"{type(model).__name__} takes {', '.join(forward_arguments(model))}, and it"
+            f"{name} takes {', '.join(forward_arguments(model))}, and it"
             f" was called with {', '.join(inputs)} ({text.split(') ')[-1]}); write"
             " a forward that takes them"
         )
@@ -269,8 +257,8 @@ def gradients_enabled(
     if any(p.is_inference() for p in model.parameters()):
         raise ValueError(
             f"the weights of {type(model).__name__} were made under"
-            " torch.inference_mode, so no gradient can pass through them; load"
-            " the model outside of it"
+            " torch.inference_mode, so no gradient can pass through them; load the model"
+            " outside of it"
         )
 
     def as_input(x):
@@ -284,11 +272,10 @@ def gradients_enabled(
 def forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Call the model on encoded inputs, without a decoder's cache; return its output."
     check_image(inputs)
-    names = forward_arguments(model)
-    may_cache = 'use_cache' in names or (
-        any(name in names for name in CACHES)
-        and 'use_cache' in input_names(model).named
-    )
+    names = forward_arguments(model).keys()
+    # a model with a cache, or a wrapper that passes it on
+    takes_option = 'use_cache' in input_names(model).named
+    may_cache = takes_option and not names.isdisjoint({'use_cache', *CACHES})
     options = {'use_cache': False} if may_cache and 'use_cache' not in inputs else {}
     try:
         is_double = getattr(model, 'dtype', None) == torch.float64

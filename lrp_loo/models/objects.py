@@ -6,7 +6,7 @@
 __all__ = ['as_multi_part', 'DifferentAnswer', 'ObjectTokenizer', 'unwrap']
 
 # %% ../../nbs/lib/models_objects.ipynb #00000002
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -25,10 +25,11 @@ def as_multi_part(model: torch.nn.Module) -> torch.nn.Module:
     "Return the model in the wrapper that it needs, or the model if it needs none."
     if isinstance(model, MultiPartModel) or not isinstance(model, torch.nn.Module):
         return model
-    for kind in (ImageInText, ImageAndText):
+    names = input_names(model).named
+    reads_both = {'input_ids', 'pixel_values'} <= names.keys()
+    for kind in (ImageInText, ImageAndText) if reads_both else ():
         if kind.accepts(model):
             return kind.wrap(model)
-    names = input_names(model).named
     config = getattr(model, 'config', None)
     has_stacks = hasattr(model, 'get_encoder') and hasattr(model, 'get_decoder')
     is_encoder_decoder = has_stacks and getattr(config, 'is_encoder_decoder', False)
@@ -46,18 +47,18 @@ class DifferentAnswer(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ObjectTokenizer:
-    "The tokenizer of a pipeline or of a sentence encoder, with that object's settings."
+    "The tokenizer of a pipeline or of another object, with that object's settings."
 
     inside: Any  # the tokenizer, or the image processor
-    source: Any  # the object
+    source: Any = None  # the object, if it has a call of its own
     settings: dict[str, Any] = field(default_factory=dict)  # of the tokenizer's call
-    # text → the output of the model in the object's own call, the model's inputs, and
-    # the object's answer; None: the numbers are not compared
+    # text → the model's output and inputs in the object's own call, and its answer
     own_call: Callable[[Any], tuple[Any, dict, Any]] | None = None
     # what makes the object's numbers of logits: 'sigmoid', 'softmax', or 'none'
     function: str | None = None
     template: str | None = None  # of a zero-shot pipeline, for the second of a pair
     target: Any = None  # what is explained if the caller names nothing
+    content_ids: Sequence[int] = ()  # of an image's tokens, which are not special
     # one text of a call, encoded, and what `own_call` returns for it
     compared: dict[str, torch.Tensor] | None = None
     own_answer: Callable[[], tuple[Any, dict, Any]] | None = None
@@ -71,6 +72,11 @@ class ObjectTokenizer:
     def __call__(self, *texts: Any, **options: Any) -> Any:
         texts = self.as_read(texts) if len(texts) == 2 else texts
         return self.inside(*texts, **self.settings | options)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        "Return the ids of the special tokens."
+        return [i for i in self.inside.all_special_ids if i not in self.content_ids]
 
     @property
     def model_max_length(self) -> int:
@@ -157,10 +163,9 @@ def _unwrap_sentence_transformers(model, tokenizer):
 
 # %% ../../nbs/lib/models_objects.ipynb #0000000c
 _PIPELINES = (
-    *('FillMaskPipeline', 'ImageClassificationPipeline', 'TextClassificationPipeline'),
-    *('TextGenerationPipeline', 'TokenClassificationPipeline'),
-    'ZeroShotClassificationPipeline',
-)
+    'FillMaskPipeline ImageClassificationPipeline TextClassificationPipeline'
+    ' TextGenerationPipeline TokenClassificationPipeline ZeroShotClassificationPipeline'
+).split()
 # options of a tokenizer that change which tokens a model reads, and those that do not
 _TAKEN = {'add_special_tokens', 'max_length', 'return_token_type_ids', 'truncation'}
 _TAKEN |= {'truncation_side', 'verbose'}
@@ -275,14 +280,12 @@ def _unwrap_pipeline(pipeline, tokenizer):
         template = params.get('hypothesis_template', 'This example is {}.')
         options = dict(template=template, target=target, function='none')
     options |= dict(settings=_pipeline_settings(kind, pipeline), own_call=own_call)
-    return as_multi_part(pipeline.model), ObjectTokenizer(
-        tokenizer, pipeline, **options
-    )
+    tokenizer = ObjectTokenizer(tokenizer, pipeline, **options)
+    return as_multi_part(pipeline.model), tokenizer
 
 
 def unwrap(
-    # a model, a transformers pipeline, or an object of sentence-transformers
-    model: Model,
+    model: Model,  # a model, a pipeline, or an object of sentence-transformers
     tokenizer: Tokenizer = None,  # takes precedence over the object's own
 ) -> tuple[torch.nn.Module, Any]:
     "Return the model that is explained, and its tokenizer or image processor."
@@ -290,7 +293,10 @@ def unwrap(
     if not is_pipeline:
         model = as_multi_part(model)
         if hasattr(model, 'set_processor'):
-            return model, model.set_processor(tokenizer)  # the processor's tokenizer
+            tokenizer = model.set_processor(tokenizer)  # the processor's tokenizer
+            if model.image_ids and hasattr(tokenizer, 'all_special_ids'):
+                tokenizer = ObjectTokenizer(tokenizer, content_ids=model.image_ids)
+            return model, tokenizer
     if is_transformers(tokenizer, 'ProcessorMixin', 'processing_utils'):
         tokenizer = getattr(tokenizer, 'tokenizer', tokenizer)
     if is_pipeline:

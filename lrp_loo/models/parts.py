@@ -124,8 +124,7 @@ def locate_parts(
     has_two_stacks = getattr(config, 'is_encoder_decoder', False)
     config = config and config.get_text_config()
     n = getattr(config, 'num_hidden_layers', None)
-    # ALBERT's layers are one module
-    if has_two_stacks or len(set(layers)) != n:
+    if has_two_stacks or len(set(layers)) != n:  # ALBERT's layers are one module
         raise ValueError(
             f"{kind} does not have {n} transformer layers in one list of different"
             f" modules, so its parts are unknown; {advice}"
@@ -135,20 +134,18 @@ def locate_parts(
     head_size = getattr(config, 'head_dim', None) or (width or 0) // (n_heads or 1)
     projections, feed_forwards = [], []
     for i, calls in enumerate(_linear_calls(model, layers, enc)):
-        inside, outside = [], []
+        last = {}  # True (in attention) or False → its last linear map, and shape
         for path, m, shape in calls:
-            is_inside = is_attention_name(path.rpartition('.')[0])
-            (inside if is_inside else outside).append((m, shape))
+            last[is_attention_name(path.rpartition('.')[0])] = m, shape
         modules = [m for _, m, _ in calls]
-        is_found = bool(inside and outside)
-        if is_found:
-            (o, o_shape), (f, f_shape) = inside[-1], outside[-1]
-            is_found = (
-                modules.count(o) == modules.count(f) == 1
-                and _linear_sizes(o) == (n_heads * head_size, width)
-                and o_shape[-1] == f_shape[-1]
-                and o_shape.numel() == f_shape.numel()
-            )
+        o, o_shape = last.get(True, (None, None))
+        f, f_shape = last.get(False, (None, None))
+        is_found = (
+            modules.count(o) == modules.count(f) == 1
+            and _linear_sizes(o) == (n_heads * head_size, width)
+            and o_shape[-1] == f_shape[-1]
+            and o_shape.numel() == f_shape.numel()
+        )
         if not is_found:
             raise ValueError(
                 f"layer {i} of {kind} has no separate linear module for the output"

@@ -21,7 +21,7 @@ from common import processor
 
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
-from lrp_loo.models.proofs import proofs_of
+from lrp_loo.models.structure import proofs_of
 
 OUT = Path(__file__).parents[1] / 'results' / 'guard.json'
 N_SENTENCES = 96
@@ -32,7 +32,7 @@ def without_checks():
     "Return a context in which nothing is compared, and no change of the model noticed."
     stack = contextlib.ExitStack()
     for name, value in {
-        'models.proofs.Proofs.holds': True,
+        'models.structure.Proofs.holds': True,
         'methods.differs_from_model': False,
         'loo.engines._are_right': True,
         'loo.engines.Variants._is_read_alone': True,
