@@ -425,8 +425,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'lrp_loo/evaluate/verdict.py'),
                                           'lrp_loo.evaluate.verdict._comparison': ( 'lib/evaluate_verdict.html#_comparison',
                                                                                     'lrp_loo/evaluate/verdict.py'),
-                                          'lrp_loo.evaluate.verdict._left_out': ( 'lib/evaluate_verdict.html#_left_out',
-                                                                                  'lrp_loo/evaluate/verdict.py'),
                                           'lrp_loo.evaluate.verdict.is_reference': ( 'lib/evaluate_verdict.html#is_reference',
                                                                                      'lrp_loo/evaluate/verdict.py'),
                                           'lrp_loo.evaluate.verdict.rows_with_effect': ( 'lib/evaluate_verdict.html#rows_with_effect',
