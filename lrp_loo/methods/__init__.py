@@ -522,9 +522,10 @@ def explain(
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
     as_method(method)
-    limits = dict(truncation=truncation, max_length=max_length, device=device)
-    limits |= dict(template=template, among=among, supports_parts=True)
-    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
+    arguments = (target, units, truncation, max_length, device, template, among)
+    inputs = CallInputs.from_args(
+        model, tokenizer, texts, *arguments, supports_parts=True
+    )
     model, tokenizer = inputs.model, inputs.tokenizer
     if calibration is not None:
         call = (method, options, units, inputs.info)

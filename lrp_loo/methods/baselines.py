@@ -226,18 +226,12 @@ class _Path:
             passes = self.gradients(texts, torch.cat(pending))
             _, values, products = map(torch.cat, zip(*passes))
             new = zip(pending, values.split(sizes), products.split(sizes))
-            points = [_merged_points(*pair) for pair in zip(points, new)]
+            for i, parts in enumerate(zip(points, new)):
+                unsorted = list(map(torch.cat, zip(*filter(None, parts))))
+                order = unsorted[0].argsort()
+                points[i] = [x[order] for x in unsorted]
             pending = [_midpoints(*p, max_steps - len(p[0])) for p in points]
         return points
-
-
-def _merged_points(old, new):
-    "Return the points of both, sorted by position."
-    if not old:
-        return new
-    positions = torch.cat([old[0], new[0]])
-    order = positions.argsort()
-    return tuple(torch.cat(pair)[order] for pair in zip(old, new))
 
 
 def _midpoints(positions, values, products, n_max):

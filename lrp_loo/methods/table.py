@@ -227,26 +227,24 @@ def _lrp_method(make_rules, takes_composite=False):
     return method
 
 
-_PER_TOKEN = dict(per_generated_token=True)
+_PerToken = partial(Method, per_generated_token=True)  # scores generated tokens, too
 
 METHODS = {
-    'auto': Method(
+    'auto': _PerToken(
         auto_scores,
         'LOO within a budget',
         '#7a5195',
         does='Leaves out some tokens and estimates the others, within a budget of'
         ' passes; exact where that is affordable.',
         on_page=1,
-        **_PER_TOKEN,
     ),
-    'loo': Method(
+    'loo': _PerToken(
         loo_scores,
         'LOO',
         'k',
         is_reference=True,
         does='Leaves out each token in turn and asks the model again. Exact.',
         on_page=2,
-        **_PER_TOKEN,
     ),
     'ig': Method(
         ig_scores,
@@ -266,45 +264,36 @@ METHODS = {
     'rollout_residual': Method(
         partial(rollout_scores, residual=True), 'Rollout + I', '0.7'
     ),
-    'attn_lrp': Method(
+    'attn_lrp': _PerToken(
         _lrp_method(attn_lrp),
         'AttnLRP',
         'C0',
         does='Shares the score out backwards through the layers, down to the tokens.',
         on_page=4,
-        **_PER_TOKEN,
     ),
-    'cp_lrp': Method(
+    'cp_lrp': _PerToken(
         _lrp_method(cp_lrp),
         'CP-LRP',
         'C2',
         does='As AttnLRP, with the attention held as it is.',
         on_page=5,
-        **_PER_TOKEN,
     ),
-    'lrp': Method(
-        _lrp_method(partial(Composite, name='lrp'), takes_composite=True),
-        'LRP',
-        'C9',
-        **_PER_TOKEN,
+    'lrp': _PerToken(
+        _lrp_method(partial(Composite, name='lrp'), takes_composite=True), 'LRP', 'C9'
     ),
-    'removal': Method(
+    'removal': _PerToken(
         removal_scores,
         'removal',
         'C3',
         does='Estimates in one pass what leaving out each token would do.',
         on_page=3,
-        **_PER_TOKEN,
     ),
-    'removal+rows': Method(
-        removal_rows_scores, 'removal + rows', '#008080', **_PER_TOKEN
-    ),
-    'grad_x_input': Method(
+    'removal+rows': _PerToken(removal_rows_scores, 'removal + rows', '#008080'),
+    'grad_x_input': _PerToken(
         _lrp_method(gradient),
         'grad × input',
         '0.6',
         does='The gradient at each token, times the token.',
         on_page=7,
-        **_PER_TOKEN,
     ),
 }  # a method's name → its `Method`
