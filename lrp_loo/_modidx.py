@@ -971,8 +971,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'lrp_loo/methods/baselines.py'),
                                            'lrp_loo.methods.baselines._ig_baseline': ( 'lib/methods_baselines.html#_ig_baseline',
                                                                                        'lrp_loo/methods/baselines.py'),
-                                           'lrp_loo.methods.baselines._merged_points': ( 'lib/methods_baselines.html#_merged_points',
-                                                                                         'lrp_loo/methods/baselines.py'),
                                            'lrp_loo.methods.baselines._midpoints': ( 'lib/methods_baselines.html#_midpoints',
                                                                                      'lrp_loo/methods/baselines.py'),
                                            'lrp_loo.methods.baselines._per_row': ( 'lib/methods_baselines.html#_per_row',
