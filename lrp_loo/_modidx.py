@@ -401,8 +401,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep._read_files': ( 'lib/evaluate_sweep.html#_read_files',
                                                                                 'lrp_loo/evaluate/sweep.py'),
-                                        'lrp_loo.evaluate.sweep._resources': ( 'lib/evaluate_sweep.html#_resources',
-                                                                               'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep._row_digests': ( 'lib/evaluate_sweep.html#_row_digests',
                                                                                  'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep._sha256': ('lib/evaluate_sweep.html#_sha256', 'lrp_loo/evaluate/sweep.py'),

@@ -466,10 +466,7 @@ def recorded_methods(
     a rule set its fields, a function its name.
     """
     return {
-        name: [
-            function_name(f),
-            {k: _recorded(v, _record_of) for k, v in options.items()},
-        ]
+        name: [function_name(f), _recorded(options, _record_of)]
         for name, (f, options) in methods.items()
     }
 

@@ -292,8 +292,12 @@ def ray_cluster(
         yield ray
 
 
-def _resources(ray, device, workers):
-    "Return device and number of workers; raise ValueError if the cluster is too small."
+def _ray_pool(ray, workers, out, options):
+    """Return the `call_parts` of Ray's actors, and a function that computes batches by
+    them; the batch of an actor that died is repeated. Raise ValueError if the cluster
+    is too small.
+    """
+    device = options['device']
     if device not in ('auto', 'cpu', 'cuda'):
         raise ValueError(
             f"device={device!r} with engine='ray': Ray gives each worker its"
@@ -310,19 +314,10 @@ def _resources(ray, device, workers):
             f" {n_cpus} and {n_gpus}; take fewer, or start a cluster with more"
             " (ray.init(num_cpus=...))"
         )
-    return 'cuda' if on_gpu else 'cpu', workers
-
-
-def _ray_pool(ray, workers, out, options):
-    """Return the `call_parts` of Ray's actors, and a function that computes batches by
-    them; the batch of an actor that died is repeated.
-    """
-    device, workers = _resources(ray, options['device'], workers)
-    options = options | dict(device=device)
-    if device == 'cpu':
-        options['threads'] = max(1, os.cpu_count() // workers)
+    threads = None if on_gpu else max(1, os.cpu_count() // workers)
+    options = options | dict(device='cuda' if on_gpu else 'cpu', threads=threads)
     repeated = dict(max_restarts=-1, max_task_retries=-1)
-    actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
+    actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu), **repeated)
     actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
     first, *others = ray.get([a.call_parts.remote() for a in actors])
     names = [k for k in first for other in others if first[k] != other[k]]
@@ -447,8 +442,7 @@ def sweep(
         batches = [missing[start : start + batch_size] for start in starts]
         record.save()
         batches = [dict(index=b, text=[texts[i] for i in b]) for b in batches]
-        how = dict(total=len(batches), desc='sweep')
-        list(progress_bar(compute(batches), progress, **how))
+        list(progress_bar(compute(batches), progress, total=len(batches), desc='sweep'))
         rows = read_sweep(out, ['r', 'text_sha256', 'target', 'digest'])
         rows = rows[rows.digest.isin(wanted.values())]
         if len(rows) < len(wanted):
@@ -456,8 +450,7 @@ def sweep(
                 f"{len(wanted) - len(rows)} rows are of other token ids than this"
                 " process has for these texts; give the workers the same tokenizer"
             )
-        table = sweep_table(rows)
-        table = table.loc[list(methods)]
+        table = sweep_table(rows).loc[list(methods)]
         summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
         record.summary = summary | dict(data=data)
         record.save()
