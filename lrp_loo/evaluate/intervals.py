@@ -67,11 +67,9 @@ def estimate_of(a: Attribution) -> Estimate:
     content = _content_indices(a)
     index = {i: j for j, i in enumerate(content)}
     spread = a.info.get('spread', [])
-    return Estimate(
-        a.scores[content].tolist(),
-        [spread[i] for i in content] if len(spread) else [],
-        [index[i] for i in a.exact_units if i in index],
-    )
+    sd = [spread[i] for i in content] if len(spread) else []
+    exact = [index[i] for i in a.exact_units if i in index]
+    return Estimate(a.scores[content].tolist(), sd, exact)
 
 
 class CalibrationText(NamedTuple):
@@ -247,13 +245,11 @@ class Calibration(Record):
 
     def to_frame(self) -> pd.DataFrame:
         "Return a row per token: text (its index), score, loo, scale (its error's unit)."
-        tables = [
-            pd.DataFrame(
-                dict(text=i, score=t.estimate.scores, loo=t.loo, scale=t.estimate.scale)
-            )
+        columns = [
+            dict(text=i, score=t.estimate.scores, loo=t.loo, scale=t.estimate.scale)
             for i, t in enumerate(self.texts)
         ]
-        return pd.concat(tables, ignore_index=True)
+        return pd.concat(map(pd.DataFrame, columns), ignore_index=True)
 
     def _pack(self):
         fields = plain(self)

@@ -126,28 +126,16 @@ class BatchWorker:
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments)
-        places = zip(batch['index'], encs)
-        digests = [_row_digests(self.parts, self.methods, *place) for place in places]
-        rows = [
-            dict(
-                index=i,
-                text_sha256=_sha256(text),
-                method=name,
-                target=a.target,
-                logit=loo.logit,
-                tokens=a.tokens,
-                is_special=a.is_special.tolist(),
-                scores=a.scores.tolist(),
-                loo=loo.scores.tolist(),
-                r=correlations_with_loo(a, loo)['r'],
-                model=self.label,
-                digest=keys[name],
-            )
-            for i, text, loo, keys, *of_text in zip(
-                batch['index'], texts, loos, digests, *maps.values()
-            )
-            for name, a in zip(maps, of_text)
-        ]
+        rows = []
+        for k, (i, text, loo) in enumerate(zip(batch['index'], texts, loos)):
+            of_text = dict(index=i, text_sha256=_sha256(text), model=self.label)
+            of_text |= dict(logit=loo.logit, loo=loo.scores.tolist())
+            digests = _row_digests(self.parts, self.methods, i, encs[k])
+            for name, key in digests.items():
+                a = maps[name][k]
+                row = dict(method=name, target=a.target, tokens=a.tokens, digest=key)
+                row |= dict(is_special=a.is_special.tolist(), scores=a.scores.tolist())
+                rows.append(of_text | row | dict(r=correlations_with_loo(a, loo)['r']))
         stored = pa.Table.from_pylist(rows, SCHEMA).to_pylist()  # rounded
         worker = dict(worker=os.getpid())  # not part of what is sealed
         return pa.Table.from_pylist([sealed(row) | worker for row in stored], SCHEMA)
@@ -425,13 +413,8 @@ def sweep(
         tables = _read_files(out)
         finished = [] if fresh else [t for t in tables.values() if t is not None]
         missing = _missing_indices(out, wanted, parts, finished)
-        config = dict(
-            experiment='sweep',
-            model=describe_model(inputs.model, label),
-            methods=recorded_methods(methods),
-            parts=parts,
-            **common,
-        )
+        config = dict(experiment='sweep', model=describe_model(inputs.model, label))
+        config |= dict(methods=recorded_methods(methods), parts=parts, **common)
         record = Results(out / 'sweep.json', config, not finished)
         for path, table in tables.items():
             if fresh or table is None:
