@@ -236,11 +236,9 @@ def explain_generation(
     else:  # each generated token is its own unit
         units = prompt.shifted(units)
         units = text_units(tokenizer, before, prompt.start, units, spans)
-        units = Units(
-            torch.cat([units.number, torch.arange(n) + len(units)]),
-            units.names + tokenizer.convert_ids_to_tokens(new_ids),
-            pad(units.is_special, (0, n)),
-        )
+        number = torch.cat([units.number, torch.arange(n) + len(units)])
+        names = units.names + tokenizer.convert_ids_to_tokens(new_ids)
+        units = Units(number, names, pad(units.is_special, (0, n)))
     n_before = before['input_ids'].shape[1]
     readout = GeneratedReadout(enc['input_ids'][0], n_before, log_prob)
     budget = {} if method != 'auto' else dict(passes=PASSES * len(new_ids))
