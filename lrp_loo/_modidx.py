@@ -403,7 +403,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep._row_digests': ( 'lib/evaluate_sweep.html#_row_digests',
                                                                                  'lrp_loo/evaluate/sweep.py'),
-                                        'lrp_loo.evaluate.sweep._sha256': ('lib/evaluate_sweep.html#_sha256', 'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep.ray_cluster': ( 'lib/evaluate_sweep.html#ray_cluster',
                                                                                 'lrp_loo/evaluate/sweep.py'),
                                         'lrp_loo.evaluate.sweep.read_sweep': ( 'lib/evaluate_sweep.html#read_sweep',

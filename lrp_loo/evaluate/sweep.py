@@ -64,12 +64,6 @@ SCHEMA = pa.schema(
 )
 
 
-def _sha256(text):
-    "Return the hash of a text, or of a pair."
-    joined = text if isinstance(text, str) else '\0'.join(text)
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]
-
-
 def _row_digests(parts, methods, index, enc):
     "Return for each method a hash of all that decides its row, and of its place."
     of_methods = method_digests(methods)
@@ -128,7 +122,9 @@ class BatchWorker:
         loos, maps = compare_with_loo(*arguments)
         rows = []
         for k, (i, text, loo) in enumerate(zip(batch['index'], texts, loos)):
-            of_text = dict(index=i, text_sha256=_sha256(text), model=self.label)
+            joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
+            sha256 = hashlib.sha256(joined.encode()).hexdigest()[:16]
+            of_text = dict(index=i, text_sha256=sha256, model=self.label)
             of_text |= dict(logit=loo.logit, loo=loo.scores.tolist())
             digests = _row_digests(self.parts, self.methods, i, encs[k])
             for name, key in digests.items():
