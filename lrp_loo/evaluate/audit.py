@@ -382,7 +382,7 @@ def frontier(
             measured.append((b, r, a.passes, a.content_is_exact, a.seconds))
     names, rows = ['budget', 'r', 'passes', 'exact', 'seconds'], {}
     for b, part in pd.DataFrame(measured, columns=names).groupby('budget'):
-        mean = paired_difference(part.r.to_numpy(float), 0, (-1, 1))
+        mean = paired_difference(part.r.to_numpy(float), np.zeros(len(part)), (-1, 1))
         rows[b] = dict(r=mean['mean'], low=mean['low'], high=mean['high'])
         rows[b] |= dict(part[names[2:]].astype(float).mean(), n=mean['n'])
     table = Frontier(rows).T.rename_axis('budget')
