@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -155,11 +155,7 @@ class Hooks:
 @contextlib.contextmanager
 def hooks_suspended() -> Iterator[None]:
     "Open a context in which this thread's hooks of before are inactive."
-    before = _THREAD.n_suspended
-
-    def resume():
-        _THREAD.n_suspended = before
-
+    resume = partial(setattr, _THREAD, 'n_suspended', _THREAD.n_suspended)
     with undo_on_exit(resume):
         _THREAD.n_suspended += 1
         yield
