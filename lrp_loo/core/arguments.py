@@ -29,17 +29,8 @@ Text: TypeAlias = Union[
 ]
 Texts: TypeAlias = Union[Text, Iterable[Text]]
 MethodName: TypeAlias = Literal[
-    'auto',
-    'loo',
-    'removal',
-    'removal+rows',
-    'attn_lrp',
-    'cp_lrp',
-    'lrp',
-    'ig',
-    'rollout',
-    'rollout_residual',
-    'grad_x_input',
+    Literal['auto', 'loo', 'removal', 'removal+rows', 'attn_lrp', 'cp_lrp', 'lrp'],
+    Literal['ig', 'rollout', 'rollout_residual', 'grad_x_input'],
 ]
 OneMethod: TypeAlias = Union[MethodName, str, Callable[..., Any]]
 # one, several (a list, or one str with commas), or name → (method, options)

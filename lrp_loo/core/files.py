@@ -271,11 +271,9 @@ def _has_type(value, kind):
     is_bool = isinstance(value, bool)
     if not isinstance(value, base) or (is_bool and base is not bool):
         return False
-    if base is dict and parts:
-        return all(
-            _has_type(k, parts[0]) and _has_type(v, parts[1]) for k, v in value.items()
-        )
-    return not parts or all(_has_type(v, parts[0]) for v in value)
+    # of a dict the keys and the values
+    columns = zip(parts, (value, value.values()) if base is dict else (value,))
+    return all(_has_type(x, part) for part, column in columns for x in column)
 
 # %% ../../nbs/lib/core_files.ipynb #0d9c4412
 P = ParamSpec('P')
@@ -466,10 +464,7 @@ def recorded_methods(
     a rule set its fields, a function its name.
     """
     return {
-        name: [
-            function_name(f),
-            {k: _recorded(v, _record_of) for k, v in options.items()},
-        ]
+        name: [function_name(f), _recorded(options, _record_of)]
         for name, (f, options) in methods.items()
     }
 

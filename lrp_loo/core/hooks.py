@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -141,29 +141,21 @@ class Hooks:
         "Disable all hooks, then remove them."
         self.is_open = False
         for module, _, _ in self.module_hooks:
+            before, after = module._forward_pre_hooks, module._forward_hooks
+            tables = [module._forward_pre_hooks_with_kwargs, before]
+            tables += [module._forward_hooks_with_kwargs]
+            tables += [module._forward_hooks_always_called, after]
             # an interruption can lose a handle, so hooks are found by their owner
-            for hooks, *tables in (
-                (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-                (
-                    module._forward_hooks,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ),
-            ):
-                for key, hook in list(hooks.items()):
-                    if isinstance(hook, Hook) and hook.owner is self:
-                        for table in (*tables, hooks):
-                            table.pop(key, None)
+            for key, hook in [*before.items(), *after.items()]:
+                if isinstance(hook, Hook) and hook.owner is self:
+                    for table in tables:  # no two hooks have the same key
+                        table.pop(key, None)
 
 
 @contextlib.contextmanager
 def hooks_suspended() -> Iterator[None]:
     "Open a context in which this thread's hooks of before are inactive."
-    before = _THREAD.n_suspended
-
-    def resume():
-        _THREAD.n_suspended = before
-
+    resume = partial(setattr, _THREAD, 'n_suspended', _THREAD.n_suspended)
     with undo_on_exit(resume):
         _THREAD.n_suspended += 1
         yield

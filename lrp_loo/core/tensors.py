@@ -24,14 +24,11 @@ def per_token(
     batch: dict,  # encoded texts, (batch, T, …) tensors; or an image
 ) -> set:  # names
     "Return the inputs that have an entry for each token."
-    ids = batch.get('input_ids')
-    return {
-        k
-        for k, v in batch.items()
-        if ids is not None
-        and v.shape[:2] == ids.shape[:2]
-        and not k.startswith(_NOT_PER_TOKEN)
-    }
+    if 'input_ids' not in batch:
+        return set()
+    shape = batch['input_ids'].shape[:2]
+    names = {k for k, v in batch.items() if v.shape[:2] == shape}
+    return {k for k in names if not k.startswith(_NOT_PER_TOKEN)}
 
 
 def check_tokens_alone(

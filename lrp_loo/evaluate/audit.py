@@ -151,15 +151,13 @@ def faithfulness_rows(
             " another name"
         )
     removal = as_removal(removal, encs[0])
-    others = {name: m for name, m in methods.items() if name != 'loo'}
+    methods = {'loo': ('loo', {})} | methods
     per_text = dict(refusals=refusals, content=content)
     loos, explained = compare_with_loo(
-        model, tokenizer, encs, others, target, removal, batch_size, **per_text
+        model, tokenizer, encs, methods, target, removal, batch_size, **per_text
     )
-    by_text = [  # per text: name → explanation
-        {'loo': loo} | {name: maps[k] for name, maps in explained.items()}
-        for k, loo in enumerate(loos)
-    ]
+    # per text: name → explanation
+    by_text = [dict(zip(explained, of_text)) for of_text in zip(*explained.values())]
     scores = [
         {
             name: a.scores
@@ -168,15 +166,10 @@ def faithfulness_rows(
         }
         for text_maps in by_text
     ]
-    areas = perturbation_curves(
-        model,
-        encs,
-        scores,
-        [removal_units(~loo.is_content, chunk) for loo in loos],
-        [fix_index(target, loo.target) for loo in loos],
-        removal,
-        fill_id(tokenizer, removal),
-    )
+    units = [removal_units(~loo.is_content, chunk) for loo in loos]
+    targets = [fix_index(target, loo.target) for loo in loos]
+    how = dict(removal=removal, fill=fill_id(tokenizer, removal))
+    areas = perturbation_curves(model, encs, scores, units, targets, **how)
     return [_row(*entries, maps, costs) for entries in zip(loos, by_text, areas)]
 
 
@@ -292,18 +285,10 @@ def audit(
     def run(batch):
         "Return the rows of some texts with one target."
         indices, encs = zip(*batch)
-        return faithfulness_rows(
-            inputs.model,
-            inputs.tokenizer,
-            list(encs),
-            methods,
-            chunk,
-            inputs.targets[indices[0]],
-            removal,
-            refusals=True,
-            content=[inputs.content[i] for i in indices],
-            costs=True,
-        )
+        call = list(encs), methods, chunk, inputs.targets[indices[0]], removal
+        content = [inputs.content[i] for i in indices]
+        how = dict(content=content, refusals=True, costs=True)
+        return faithfulness_rows(inputs.model, inputs.tokenizer, *call, **how)
 
     batches = []
     for _, group in group_by_target([inputs.targets[i] for i in unique]):
@@ -319,13 +304,9 @@ def audit(
     for cost in ('passes', 'seconds'):
         costs = [[row['methods'][m].get(cost) for row in rows] for m in names]
         table[cost] = pd.DataFrame(costs, names, dtype=float).mean(axis=1)
-    table = audit_table(
-        table[AUDIT_COLUMNS],
-        [row['methods'] for row in rows],
-        methods,
-        len(inputs.encs) - len(unique),
-        completeness_lines(rows, names),
-    )
+    by_text, copies = [row['methods'] for row in rows], len(inputs.encs) - len(unique)
+    lines = completeness_lines(rows, names)
+    table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
         table.attrs['verdict'] = verdict(rows, name_of_model(inputs.model))
     return table
@@ -386,8 +367,7 @@ def frontier(
         raise ValueError("budgets is empty; give at least one")
     arguments = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
-    numbers = {b: [] for b in budgets}  # of each text: r, passes, exact, seconds
-    costs = []
+    measured, costs = [], []
     unique = first_of_each(text_digests(inputs))
     for i in progress_bar(unique, progress, desc='frontier'):
         enc, content = [inputs.encs[i]], [inputs.content[i]]
@@ -399,14 +379,12 @@ def frontier(
         for b in budgets:
             (a,) = explain_batch(*arguments, target, None, content, passes=b)
             r = agreement(a.scores, loo.scores, ~loo.is_content)
-            numbers[b].append((r, a.passes, a.content_is_exact, a.seconds))
-    rows = {}
-    for b, measured in numbers.items():
-        r, passes, exact, seconds = np.array(measured, dtype=float).T
-        mean = paired_difference(r, np.zeros(len(r)), (-1, 1))
+            measured.append((b, r, a.passes, a.content_is_exact, a.seconds))
+    names, rows = ['budget', 'r', 'passes', 'exact', 'seconds'], {}
+    for b, part in pd.DataFrame(measured, columns=names).groupby('budget'):
+        mean = paired_difference(part.r.to_numpy(float), np.zeros(len(part)), (-1, 1))
         rows[b] = dict(r=mean['mean'], low=mean['low'], high=mean['high'])
-        rows[b] |= dict(passes=passes.mean(), exact=exact.mean())
-        rows[b] |= dict(seconds=seconds.mean(), n=mean['n'])
+        rows[b] |= dict(part[names[2:]].astype(float).mean(), n=mean['n'])
     table = Frontier(rows).T.rename_axis('budget')
     table.attrs['below'] = [_describe_needed(table, wanted, float(np.mean(costs)))]
     return table

@@ -113,12 +113,9 @@ def correlations_with_loo(
     def r(**options):
         return agreement(a.scores, loo.scores, ~a.is_content, **options)
 
-    correlations = dict(
-        r=r(),
-        r_sum=r(normalize_a='sum'),
-        r_sum_both=r(normalize_a='sum', normalize_b='sum'),
-        r_all=r(specials=True),
-    )
+    correlations = dict(r=r(), r_sum=r(normalize_a='sum'))
+    correlations['r_sum_both'] = r(normalize_a='sum', normalize_b='sum')
+    correlations['r_all'] = r(specials=True)
     # Integrated Gradients: error of the sum, and if it is within tolerance
     kept = ('completeness_error', 'arrived')
     return correlations | {k: a.info[k] for k in kept if k in a.info}

@@ -254,14 +254,10 @@ def call_parts(
     **others: Any,  # what else decides all rows, such as the target
 ) -> dict[str, str]:  # part of a call → its digest
     "Return digests of what decides all rows of a call."
-    parts = dict(
-        model=model,
-        # settings of an object decide the tokens, which each row's digest has
-        tokenizer=getattr(tokenizer, 'inside', tokenizer),
-        versions=versions(),
-        kernels=kernels(device_of(model)),
-        **others,
-    )
+    # settings of an object decide the tokens, which each row's digest has
+    tokenizer = getattr(tokenizer, 'inside', tokenizer)
+    parts = dict(model=model, tokenizer=tokenizer, versions=versions(), **others)
+    parts['kernels'] = kernels(device_of(model))
     return {name: digest(value) for name, value in parts.items()}
 
 

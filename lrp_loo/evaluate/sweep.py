@@ -64,12 +64,6 @@ SCHEMA = pa.schema(
 )
 
 
-def _sha256(text):
-    "Return the hash of a text, or of a pair."
-    joined = text if isinstance(text, str) else '\0'.join(text)
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]
-
-
 def _row_digests(parts, methods, index, enc):
     "Return for each method a hash of all that decides its row, and of its place."
     of_methods = method_digests(methods)
@@ -126,28 +120,18 @@ class BatchWorker:
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments)
-        places = zip(batch['index'], encs)
-        digests = [_row_digests(self.parts, self.methods, *place) for place in places]
-        rows = [
-            dict(
-                index=i,
-                text_sha256=_sha256(text),
-                method=name,
-                target=a.target,
-                logit=loo.logit,
-                tokens=a.tokens,
-                is_special=a.is_special.tolist(),
-                scores=a.scores.tolist(),
-                loo=loo.scores.tolist(),
-                r=correlations_with_loo(a, loo)['r'],
-                model=self.label,
-                digest=keys[name],
-            )
-            for i, text, loo, keys, *of_text in zip(
-                batch['index'], texts, loos, digests, *maps.values()
-            )
-            for name, a in zip(maps, of_text)
-        ]
+        rows = []
+        for k, (i, text, loo) in enumerate(zip(batch['index'], texts, loos)):
+            joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
+            sha256 = hashlib.sha256(joined.encode()).hexdigest()[:16]
+            of_text = dict(index=i, text_sha256=sha256, model=self.label)
+            of_text |= dict(logit=loo.logit, loo=loo.scores.tolist())
+            digests = _row_digests(self.parts, self.methods, i, encs[k])
+            for name, key in digests.items():
+                a = maps[name][k]
+                row = dict(method=name, target=a.target, tokens=a.tokens, digest=key)
+                row |= dict(is_special=a.is_special.tolist(), scores=a.scores.tolist())
+                rows.append(of_text | row | dict(r=correlations_with_loo(a, loo)['r']))
         stored = pa.Table.from_pylist(rows, SCHEMA).to_pylist()  # rounded
         worker = dict(worker=os.getpid())  # not part of what is sealed
         return pa.Table.from_pylist([sealed(row) | worker for row in stored], SCHEMA)
@@ -292,8 +276,12 @@ def ray_cluster(
         yield ray
 
 
-def _resources(ray, device, workers):
-    "Return device and number of workers; raise ValueError if the cluster is too small."
+def _ray_pool(ray, workers, out, options):
+    """Return the `call_parts` of Ray's actors, and a function that computes batches by
+    them; the batch of an actor that died is repeated. Raise ValueError if the cluster
+    is too small.
+    """
+    device = options['device']
     if device not in ('auto', 'cpu', 'cuda'):
         raise ValueError(
             f"device={device!r} with engine='ray': Ray gives each worker its"
@@ -310,19 +298,10 @@ def _resources(ray, device, workers):
             f" {n_cpus} and {n_gpus}; take fewer, or start a cluster with more"
             " (ray.init(num_cpus=...))"
         )
-    return 'cuda' if on_gpu else 'cpu', workers
-
-
-def _ray_pool(ray, workers, out, options):
-    """Return the `call_parts` of Ray's actors, and a function that computes batches by
-    them; the batch of an actor that died is repeated.
-    """
-    device, workers = _resources(ray, options['device'], workers)
-    options = options | dict(device=device)
-    if device == 'cpu':
-        options['threads'] = max(1, os.cpu_count() // workers)
+    threads = None if on_gpu else max(1, os.cpu_count() // workers)
+    options = options | dict(device='cuda' if on_gpu else 'cpu', threads=threads)
     repeated = dict(max_restarts=-1, max_task_retries=-1)
-    actor = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), **repeated)
+    actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu), **repeated)
     actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
     first, *others = ray.get([a.call_parts.remote() for a in actors])
     names = [k for k in first for other in others if first[k] != other[k]]
@@ -430,13 +409,8 @@ def sweep(
         tables = _read_files(out)
         finished = [] if fresh else [t for t in tables.values() if t is not None]
         missing = _missing_indices(out, wanted, parts, finished)
-        config = dict(
-            experiment='sweep',
-            model=describe_model(inputs.model, label),
-            methods=recorded_methods(methods),
-            parts=parts,
-            **common,
-        )
+        config = dict(experiment='sweep', model=describe_model(inputs.model, label))
+        config |= dict(methods=recorded_methods(methods), parts=parts, **common)
         record = Results(out / 'sweep.json', config, not finished)
         for path, table in tables.items():
             if fresh or table is None:
@@ -447,8 +421,7 @@ def sweep(
         batches = [missing[start : start + batch_size] for start in starts]
         record.save()
         batches = [dict(index=b, text=[texts[i] for i in b]) for b in batches]
-        how = dict(total=len(batches), desc='sweep')
-        list(progress_bar(compute(batches), progress, **how))
+        list(progress_bar(compute(batches), progress, total=len(batches), desc='sweep'))
         rows = read_sweep(out, ['r', 'text_sha256', 'target', 'digest'])
         rows = rows[rows.digest.isin(wanted.values())]
         if len(rows) < len(wanted):
@@ -456,8 +429,7 @@ def sweep(
                 f"{len(wanted) - len(rows)} rows are of other token ids than this"
                 " process has for these texts; give the workers the same tokenizer"
             )
-        table = sweep_table(rows)
-        table = table.loc[list(methods)]
+        table = sweep_table(rows).loc[list(methods)]
         summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
         record.summary = summary | dict(data=data)
         record.save()

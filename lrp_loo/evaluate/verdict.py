@@ -69,18 +69,6 @@ class Verdict(Record, dict[str, Any]):
         return in_lines(self['sentence'])
 
 
-def _left_out(n_no_effect, n_undefined, never_defined):
-    "Return a note in brackets on the texts and methods that are left out."
-    parts = []
-    if n_no_effect:
-        parts = [f'{n_no_effect} left out, where no single word changes the answer']
-    if n_undefined:
-        parts += [f'{n_undefined} left out, where r is not defined for every method']
-    if never_defined:
-        parts.append(f"{', '.join(never_defined)} left out, whose r is defined on none")
-    return f" ({'; '.join(parts)})" if parts else ''
-
-
 def _comparison(model, r, best, left_out):
     "Return the sentence on the best method and its lead, with its numbers."
     first, *others = r
@@ -96,21 +84,16 @@ def _comparison(model, r, best, left_out):
     second = others[0]
     gain = paired_difference(r[first], r[second], (-2, 2))
     difference = _MEAN.format(**gain)
-    if gain['low'] > 0:
-        sentence = f"{opening} {first}, whose {mean}, {difference} above {second}."
-    else:
+    sentence = f"{opening} {first}, whose {mean}, {difference} above {second}."
+    if gain['low'] <= 0:
         sentence = (
             f"{opening} {first} or {second}, which these texts do not tell"
             f" apart: {first}'s {mean}, {difference} above {second}'s; more texts may"
             " decide."
         )
-    return dict(
-        runner_up=second,
-        gain=gain['mean'],
-        gain_low=gain['low'],
-        gain_high=gain['high'],
-        sentence=sentence,
-    )
+    numbers = dict(runner_up=second, gain=gain['mean'])
+    numbers |= dict(gain_low=gain['low'], gain_high=gain['high'])
+    return numbers | dict(sentence=sentence)
 
 
 def verdict(
@@ -147,19 +130,25 @@ def verdict(
     n_no_effect = len(rows) - len(kept)
     numbers = dict(method=None, best=None, left_out=never_defined)
     numbers |= dict(n_left_out=n_left_out, n_no_effect=n_no_effect)
-    numbers |= dict(mean=np.nan, low=np.nan, high=np.nan, n=0)
     r = r[sorted(r.columns, key=lambda m: -r[m].mean())]
-    left_out = _left_out(n_no_effect, n_left_out, never_defined)
-    if len(r):
-        numbers |= paired_difference(r.iloc[:, 0].to_numpy(), np.zeros(len(r)), (-1, 1))
-    sentence = (
-        f"{', '.join(exact)}: exact LOO on all {len(rows)} texts." if exact else ''
-    )
-    if len(exact) == len(candidates):
-        return Verdict(numbers | dict(sentence=sentence))
-    if len(r) < FEWEST_TEXTS:
-        compared = dict(
-            sentence=f"Too few texts to tell on {model} ({len(r)}): it takes"
+    first = r.iloc[:, 0].to_numpy() if len(r.columns) else np.array([])
+    numbers |= paired_difference(first, np.zeros(len(first)), (-1, 1))
+    counts = {
+        'where no single word changes the answer': n_no_effect,
+        'where r is not defined for every method': n_left_out,
+        'whose r is defined on none': ', '.join(never_defined),
+    }
+    notes = '; '.join(f'{n} left out, {why}' for why, n in counts.items() if n)
+    left_out = f" ({notes})" if notes else ''
+    compared = dict(sentence='')
+    if len(r) >= FEWEST_TEXTS:
+        numbers['method'] = first = r.columns[0]
+        numbers['best'] = first if numbers['mean'] >= LEAST_TRUSTED_R else None
+        by_method = {m: r[m].to_numpy() for m in r}
+        compared = _comparison(model, by_method, numbers, left_out)
+    elif len(exact) < len(candidates):
+        compared['sentence'] = (
+            f"Too few texts to tell on {model} ({len(r)}): it takes"
             f" {FEWEST_TEXTS} on which r with exact LOO is defined for every method (by"
             f" at least {FEWEST_TOKENS} content tokens and maps that are not constant)"
             f"{left_out}."
@@ -167,10 +156,7 @@ def verdict(
         if len(r):
             highest = f"{r.columns[0]} has the highest mean, {numbers['mean']:.2f}"
             compared['sentence'] += f" So far {highest}."
-    else:
-        numbers['method'] = first = r.columns[0]
-        numbers['best'] = first if numbers['mean'] >= LEAST_TRUSTED_R else None
-        by_method = {m: r[m].to_numpy() for m in r}
-        compared = _comparison(model, by_method, numbers, left_out)
-    sentence = f"{compared['sentence']} {sentence}".strip()
-    return Verdict(numbers | compared | dict(sentence=sentence))
+    if exact:
+        note = f" {', '.join(exact)}: exact LOO on all {len(rows)} texts."
+        compared['sentence'] = (compared['sentence'] + note).strip()
+    return Verdict(numbers | compared)

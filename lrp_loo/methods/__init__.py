@@ -51,11 +51,9 @@ def check_own_answer(
 ) -> None:
     "Raise `DifferentAnswer` if the object that was given computes another number."
     ids, compared = enc.get('input_ids'), getattr(tokenizer, 'compared', None)
-    if (
-        compared is None
-        or compared is not enc
-        and (ids is None or not ids.equal(compared['input_ids']))
-    ):
+    if compared is None:
+        return
+    if compared is not enc and (ids is None or not ids.equal(compared['input_ids'])):
         return
     out, inputs, _ = tokenizer.own_answer()
     if callable(target) and not inputs:  # not the model's output, but its number
@@ -348,15 +346,6 @@ class _MethodCall:
             )
         return [self.explain([text], target)[0] for text in texts]
 
-    def explain_or_refuse(self, texts, target):
-        "Explain a batch; return a `Refusal` for each text that the method refuses."
-        records = or_refusal(lambda: self.explain(texts, target))
-        if not isinstance(records, Refusal):
-            return records
-        if len(texts) == 1:
-            return [records]
-        return [self.explain_or_refuse([text], target)[0] for text in texts]
-
     def explain_in_batches(self, texts, targets, batch_size):
         "Return one `Attribution` per text; a batch has one target, similar lengths."
         shapes = [
@@ -406,9 +395,13 @@ def explain_methods(
     "Explain the same texts by several methods; return {name: one record per text}."
     texts, records = _texts(encs, units, content), {}
     for name, (method, options) in methods.items():
-        call = _MethodCall(model, tokenizer, method, options)
-        run = call.explain_or_refuse if refusals else call.explain
-        records[name] = run(texts, target)
+        explain_texts = _MethodCall(model, tokenizer, method, options).explain
+        parts = [[text] for text in texts] if refusals else [texts]
+        records[name] = []
+        for part in parts:
+            run = partial(explain_texts, part, target)
+            outcome = or_refusal(run) if refusals else run()
+            records[name] += [outcome] if isinstance(outcome, Refusal) else outcome
     return records
 
 
@@ -532,9 +525,10 @@ def explain(
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
     as_method(method)
-    limits = dict(truncation=truncation, max_length=max_length, device=device)
-    limits |= dict(template=template, among=among, supports_parts=True)
-    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
+    arguments = (target, units, truncation, max_length, device, template, among)
+    inputs = CallInputs.from_args(
+        model, tokenizer, texts, *arguments, supports_parts=True
+    )
     model, tokenizer = inputs.model, inputs.tokenizer
     if calibration is not None:
         call = (method, options, units, inputs.info)

@@ -162,19 +162,21 @@ class _Path:
             if not is_shifted and self.end.shape[1] == mask.shape[1]:
                 self.lengths = mask.sum(1)
 
-    def values(self, embeddings, rows):
-        "Return f at embeddings (k·rows, T, d), k copies of these texts."
-        n_copies, batch = len(embeddings) // len(rows), self.batch
+    def values(self, embeddings, texts):
+        "Return f at embeddings (k, T, d), each on the path of the text (k,)."
+        batch = self.batch
         if self.lengths is not None:
             batch = {k: v[:, : embeddings.shape[1]] for k, v in batch.items()}
-        if len(self.end) > 1:  # one text may have several images
-            batch = {k: v[rows] for k, v in batch.items()}
+        if len(self.end) > 1:
+            batch = {k: v[texts] for k, v in batch.items()}
+        else:  # one text may have several images
+            batch = repeated(batch, len(texts))
         with (
             read_row_only(self.model, self.readout),
             watch_embeddings(self.model, embeddings),
         ):
-            out = forward(self.model, repeated(batch, n_copies))
-        return self.readout(out, rows.repeat(n_copies))
+            out = forward(self.model, batch)
+        return self.readout(out, texts)
 
     def gradients(self, texts, positions):
         """Compute f and the products (x − x') ∂f/∂x at positions (k,), 0 to 1, on the
@@ -194,8 +196,7 @@ class _Path:
                 x = start + _per_row(positions[part], self.end) * step
                 x.requires_grad_()
                 with watch:
-                    # a batch of one text has only row 0
-                    values = self.values(x, chosen if len(self.end) > 1 else self.rows)
+                    values = self.values(x, chosen)
                 gradient_x = input_gradient(values, x)
             products = torch.zeros_like(self.end[chosen])
             products[:, :width] = step * gradient_x
@@ -226,18 +227,12 @@ class _Path:
             passes = self.gradients(texts, torch.cat(pending))
             _, values, products = map(torch.cat, zip(*passes))
             new = zip(pending, values.split(sizes), products.split(sizes))
-            points = [_merged_points(*pair) for pair in zip(points, new)]
+            for i, parts in enumerate(zip(points, new)):
+                unsorted = list(map(torch.cat, zip(*filter(None, parts))))
+                order = unsorted[0].argsort()
+                points[i] = [x[order] for x in unsorted]
             pending = [_midpoints(*p, max_steps - len(p[0])) for p in points]
         return points
-
-
-def _merged_points(old, new):
-    "Return the points of both, sorted by position."
-    if not old:
-        return new
-    positions = torch.cat([old[0], new[0]])
-    order = positions.argsort()
-    return tuple(torch.cat(pair)[order] for pair in zip(old, new))
 
 
 def _midpoints(positions, values, products, n_max):
@@ -296,13 +291,10 @@ def ig_scores(
         infos = [dict(n_steps=n_steps) for _ in scores]
     errors = scores.flatten(1).sum(1) - change
     for info, error, total in zip(infos, errors.tolist(), change.tolist()):
-        info |= dict(
-            baseline=name,
-            forward_equivalents=2 + GRADIENT_PASS * info['n_steps'],
-            completeness_error=error,
-            relative_error=abs(error / total) if total else math.nan,
-            arrived=abs(error) <= IG_TOLERANCE * abs(total),
-        )
+        cost = 2 + GRADIENT_PASS * info['n_steps']
+        info |= dict(baseline=name, forward_equivalents=cost, completeness_error=error)
+        info['relative_error'] = abs(error / total) if total else math.nan
+        info['arrived'] = abs(error) <= IG_TOLERANCE * abs(total)
     return Scores(scores, values, readout, infos)
 
 # %% ../../nbs/lib/methods_baselines.ipynb #46ecc0af

@@ -10,7 +10,7 @@ __all__ = ['EXPLAIN_PARAMETERS', 'CALL_PARAMETERS', 'METHODS', 'options_of', 'ch
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -227,84 +227,41 @@ def _lrp_method(make_rules, takes_composite=False):
     return method
 
 
-_PER_TOKEN = dict(per_generated_token=True)
+# of methods that can score all generated tokens in one run
+_PerToken = partial(Method, per_generated_token=True)
 
 METHODS = {
-    'auto': Method(
-        auto_scores,
-        'LOO within a budget',
-        '#7a5195',
-        does='Leaves out some tokens and estimates the others, within a budget of'
-        ' passes; exact where that is affordable.',
-        on_page=1,
-        **_PER_TOKEN,
-    ),
-    'loo': Method(
-        loo_scores,
-        'LOO',
-        'k',
-        is_reference=True,
-        does='Leaves out each token in turn and asks the model again. Exact.',
-        on_page=2,
-        **_PER_TOKEN,
-    ),
-    'ig': Method(
-        ig_scores,
-        'IG',
-        '0.3',
-        does='Integrated gradients: adds up gradients on the way from an empty'
-        ' text to this one.',
-        on_page=6,
-    ),
-    'rollout': Method(
-        rollout_scores,
-        'Rollout',
-        '0.8',
-        does='Follows attention from layer to layer; the same for every class or word.',
-        on_page=8,
-    ),
+    'auto': _PerToken(auto_scores, 'LOO within a budget', '#7a5195'),
+    'loo': _PerToken(loo_scores, 'LOO', 'k', is_reference=True),
+    'ig': Method(ig_scores, 'IG', '0.3'),
+    'rollout': Method(rollout_scores, 'Rollout', '0.8'),
     'rollout_residual': Method(
         partial(rollout_scores, residual=True), 'Rollout + I', '0.7'
     ),
-    'attn_lrp': Method(
-        _lrp_method(attn_lrp),
-        'AttnLRP',
-        'C0',
-        does='Shares the score out backwards through the layers, down to the tokens.',
-        on_page=4,
-        **_PER_TOKEN,
+    'attn_lrp': _PerToken(_lrp_method(attn_lrp), 'AttnLRP', 'C0'),
+    'cp_lrp': _PerToken(_lrp_method(cp_lrp), 'CP-LRP', 'C2'),
+    'lrp': _PerToken(
+        _lrp_method(partial(Composite, name='lrp'), takes_composite=True), 'LRP', 'C9'
     ),
-    'cp_lrp': Method(
-        _lrp_method(cp_lrp),
-        'CP-LRP',
-        'C2',
-        does='As AttnLRP, with the attention held as it is.',
-        on_page=5,
-        **_PER_TOKEN,
-    ),
-    'lrp': Method(
-        _lrp_method(partial(Composite, name='lrp'), takes_composite=True),
-        'LRP',
-        'C9',
-        **_PER_TOKEN,
-    ),
-    'removal': Method(
-        removal_scores,
-        'removal',
-        'C3',
-        does='Estimates in one pass what leaving out each token would do.',
-        on_page=3,
-        **_PER_TOKEN,
-    ),
-    'removal+rows': Method(
-        removal_rows_scores, 'removal + rows', '#008080', **_PER_TOKEN
-    ),
-    'grad_x_input': Method(
-        _lrp_method(gradient),
-        'grad × input',
-        '0.6',
-        does='The gradient at each token, times the token.',
-        on_page=7,
-        **_PER_TOKEN,
-    ),
+    'removal': _PerToken(removal_scores, 'removal', 'C3'),
+    'removal+rows': _PerToken(removal_rows_scores, 'removal + rows', '#008080'),
+    'grad_x_input': _PerToken(_lrp_method(gradient), 'grad × input', '0.6'),
 }  # a method's name → its `Method`
+
+# what the interactive page says of its methods, in their order there
+_ON_PAGE = dict(
+    auto='Leaves out some tokens and estimates the others, within a budget of passes;'
+    ' exact where that is affordable.',
+    loo='Leaves out each token in turn and asks the model again. Exact.',
+    removal='Estimates in one pass what leaving out each token would do.',
+    attn_lrp='Shares the score out backwards through the layers, down to the tokens.',
+    cp_lrp='As AttnLRP, with the attention held as it is.',
+    ig='Integrated gradients: adds up gradients on the way from an empty text to this'
+    ' one.',
+    grad_x_input='The gradient at each token, times the token.',
+    rollout='Follows attention from layer to layer; the same for every class or word.',
+)
+METHODS |= {
+    name: replace(METHODS[name], does=does, on_page=place)
+    for place, (name, does) in enumerate(_ON_PAGE.items(), 1)
+}

@@ -83,14 +83,10 @@ def _entities_of_pipeline(pipeline, tokenized, written, spans, logits, answer):
     """
     option = pipeline._postprocess_params.get('aggregation_strategy')
     strategy = 'none' if option is None else option.value
-    pieces = pipeline.gather_pre_entities(
-        written,
-        tokenized.input_ids[0],
-        logits.float().softmax(-1).cpu().numpy(),
-        spans,
-        tokenized.encodings[0].special_tokens_mask,
-        option,
-    )
+    scores = logits.float().softmax(-1).cpu().numpy()
+    special = tokenized.encodings[0].special_tokens_mask
+    ids = tokenized.input_ids[0]
+    pieces = pipeline.gather_pre_entities(written, ids, scores, spans, special, option)
     words = []  # the pieces to which the strategy gives one tag
     for piece in pieces:
         if words and piece['is_subword'] and strategy in ('first', 'max', 'average'):

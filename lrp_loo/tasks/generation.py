@@ -236,11 +236,9 @@ def explain_generation(
     else:  # each generated token is its own unit
         units = prompt.shifted(units)
         units = text_units(tokenizer, before, prompt.start, units, spans)
-        units = Units(
-            torch.cat([units.number, torch.arange(n) + len(units)]),
-            units.names + tokenizer.convert_ids_to_tokens(new_ids),
-            pad(units.is_special, (0, n)),
-        )
+        number = torch.cat([units.number, torch.arange(n) + len(units)])
+        names = units.names + tokenizer.convert_ids_to_tokens(new_ids)
+        units = Units(number, names, pad(units.is_special, (0, n)))
     n_before = before['input_ids'].shape[1]
     readout = GeneratedReadout(enc['input_ids'][0], n_before, log_prob)
     budget = {} if method != 'auto' else dict(passes=PASSES * len(new_ids))
@@ -291,15 +289,8 @@ def _explain_answer(model, tokenizer, whole, parts, units, method, options):
         enc = {name: x[:, :length] for name, x in whole.enc.items()}
         target = NextTokens(whole.ids[start:end], log_prob=True, total=True)
         number = pad(units.number, (0, end), value=-1)  # none of the answer's
-        (a,) = explain_batch(
-            model,
-            tokenizer,
-            [enc],
-            method,
-            target,
-            [replace(units, number=number)],
-            **options,
-        )
+        call = method, target, [replace(units, number=number)]
+        (a,) = explain_batch(model, tokenizer, [enc], *call, **options)
         a.label = label
         maps.append(a)
     return maps
@@ -386,14 +377,9 @@ def attribute_context(
         of_text = whole if by_passage else text_spans(text, units)
         spans += replace(prompt, counted=name).shifted(of_text)
     enc = encode_prompt(model, tokenizer, prompt)
-    of_prompt = text_units(
-        tokenizer,
-        enc,
-        prompt.start,
-        spans,
-        [prompt.spans[name] for name in names],
-        merges=isinstance(units, str) and not by_passage,
-    )
+    content = [prompt.spans[name] for name in names]
+    merges = isinstance(units, str) and not by_passage
+    of_prompt = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
     if by_passage:
         wrapped = [textwrap.wrap(text.strip(), 30) for text in texts]
         labels = [
@@ -410,8 +396,8 @@ def attribute_context(
             parts = whole.parts(tokenizer, answer_units)
         call = whole, parts, of_prompt, method, options
         maps += _explain_answer(model, tokenizer, *call)
-    info = dict(template=prompt.template, chat=prompt.is_chat)
-    add_provenance(maps, model, options, **info)
+    prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
+    add_provenance(maps, model, options, **prompt_info)
     if answer_units is not None:
         return Comparison(maps)
     return maps[0] if len(maps) == 1 else _difference(*maps)

@@ -95,8 +95,7 @@ def removal_pairs(
     scores = ((D + D.T) / 2).fill_diagonal_(0)
     i, j = likely_pairs(scores, loo, content_units(tokenizer, enc, units, n)).T
     members = unit_members(model, enc, units)
-    kept = ~(members[i] | members[j])
-    (outputs,) = read_subsets(model, [enc], [kept], [target])
+    (outputs,) = read_subsets(model, [enc], [~(members[i] | members[j])], [target])
     both = outputs.value.cpu().double() - outputs.values.cpu().double()
     scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
     info = dict(passes=1 + n, forwards=len(i), pairs=scores)
@@ -128,29 +127,20 @@ def explain_pairs(
             f"method={method!r} estimates pairs by removal='attention_mask', got"
             f" {removal!r}; take method='exact'"
         )
-    limits = dict(truncation=truncation, max_length=max_length, device=device)
-    limits |= dict(template=template, among=among)
-    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **limits)
+    arguments = (target, units, truncation, max_length, device, template, among)
+    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     model, tokenizer = inputs.model, inputs.tokenizer
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
     records = []
     for k, enc in enumerate(inputs.encs):
-        target, units = inputs.targets[k], inputs.units[k]
+        units = inputs.units[k]
         n_tokens = enc['input_ids'].shape[1]
         n = int(content_units(tokenizer, enc, units, n_tokens).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        (main,) = explain_batch(
-            model,
-            tokenizer,
-            [enc],
-            run,
-            target,
-            [units],
-            [inputs.content[k]],
-            **options,
-        )
+        call = run, inputs.targets[k], [units], [inputs.content[k]]
+        (main,) = explain_batch(model, tokenizer, [enc], *call, **options)
         main.method = method
         add_provenance([main], model, options, **inputs.info)
         records.append(Pairs(main, main.info.pop('pairs').float()))
