@@ -1969,8 +1969,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'lrp_loo/reports/summary.py'),
                                          'lrp_loo.reports.summary._group_names': ( 'lib/reports_summary.html#_group_names',
                                                                                    'lrp_loo/reports/summary.py'),
-                                         'lrp_loo.reports.summary._has_word_units': ( 'lib/reports_summary.html#_has_word_units',
-                                                                                      'lrp_loo/reports/summary.py'),
                                          'lrp_loo.reports.summary._means_by_text': ( 'lib/reports_summary.html#_means_by_text',
                                                                                      'lrp_loo/reports/summary.py'),
                                          'lrp_loo.reports.summary._occurrences': ( 'lib/reports_summary.html#_occurrences',
