@@ -267,8 +267,7 @@ class Attribution(Record, Sequence[ScoredToken]):
         if answer is None:
             text = f"target {self.target}{_in_brackets(self.label)}"
         else:  # the target is the token at which a question's answer starts or ends
-            is_difference = isinstance(self.target, tuple)
-            indices = self.target if is_difference else (self.target,)
+            indices = self.target if isinstance(self.target, tuple) else (self.target,)
             names = self.label.split(' − ') if len(indices) > 1 else [self.label]
             text = ' − '.join(
                 f"{answer} at token {index}{_in_brackets(name)}"
@@ -539,10 +538,8 @@ class Generation(Record, Sequence[Attribution]):
 
     def __repr__(self) -> str:
         cost = self.steps[-1].spent or self.method
-        lines = [
-            f"Generation({cost}, {self.n_prompt} tokens in the prompt,"
-            f" {len(self)} generated):"
-        ]
+        prompt = f"{self.n_prompt} tokens in the prompt"
+        lines = [f"Generation({cost}, {prompt}, {len(self)} generated):"]
         for a in self.steps[:MOST_STEPS]:
             scored = [f"{t.token}{t.score:+.2f}" for t in a.top(3, special=True)]
             causes = ' '.join(scored) if a.has_effect else no_effect_note(a)

@@ -151,13 +151,9 @@ def record_html(
 ) -> str:  # one HTML block without scripts
     "Return the view of a result: lines of text and a table."
     shown = _merge_errors(table.head(MAX_ROWS)).rename_axis(columns=table.index.name)
-    html = shown.to_html(
-        border=0,
-        float_format=_short,
-        na_rep='–',
-        index=table.index.name is not None,
-        index_names=False,
-    )
+    has_index = table.index.name is not None
+    style = dict(float_format=_short, na_rep='–', index=has_index, index_names=False)
+    html = shown.to_html(border=0, **style)
     html = '\n'.join(map(printable, html.split('\n')))
     html = re.sub('<th>.*?</th>', lambda m: m[0].replace('_', '_<wbr>'), html)
     html = re.sub('<td>(?=[^<]{25})', '<td class="long">', html)

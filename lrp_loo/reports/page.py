@@ -35,12 +35,8 @@ def bypass_sets(
     return sets | {'all (CP-LRP)': tuple(range(n))}
 
 # %% ../../nbs/lib/reports_page.ipynb #0000000c
-PAGE_METHODS = tuple(
-    sorted(
-        (name for name, method in METHODS.items() if method.on_page),
-        key=lambda name: METHODS[name].on_page,
-    )
-)
+_PLACES = {method.on_page: name for name, method in METHODS.items() if method.on_page}
+PAGE_METHODS = tuple(_PLACES[place] for place in sorted(_PLACES))
 
 
 def _rounded_scores(a):
@@ -80,10 +76,8 @@ def page_data(
     if a.probability is not None:
         value = f'with a probability of {format_probability(a.probability)}'
     subject = "The model's answer" if is_predicted else 'Explained class'
-    methods_of_sets = {
-        name: ('attn_lrp', dict(bypass_softmax=layers))
-        for name, layers in (bypass_sets(L) if L else {}).items()
-    }
+    sets = bypass_sets(L) if L else {}
+    methods_of_sets = {k: ('attn_lrp', dict(bypass_softmax=v)) for k, v in sets.items()}
     arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
     by_set = explain_methods(*arguments).items()
     tokens = [

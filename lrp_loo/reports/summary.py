@@ -419,18 +419,11 @@ def summarize(
     rows = pd.DataFrame(rows, columns=['text', 'class', *COLUMNS])
     distinct = _first_of_copies(maps, texts, classes)
     rows['copy'] = ~rows.text.isin(distinct)
-    return Summary(
-        rows,
-        texts,
-        maps[0].called,
-        units,
-        min_count,
-        maps[0].number_called,
-        maps[0].info.get('model', ''),
-        len(maps) - len(distinct),
-        maps[0].info.get('weights', ''),
-        list(map(_digest, maps)),
-    )
+    a = maps[0]  # all agree on these
+    model = {name: a.info.get(name, '') for name in ('model', 'weights')}
+    fields = dict(method=a.called, number=a.number_called, units=units, **model)
+    fields |= dict(min_count=min_count, copies=len(maps) - len(distinct))
+    return Summary(rows, texts, **fields, digests=[*map(_digest, maps)])
 
 
 def _digest(a):
