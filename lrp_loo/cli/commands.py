@@ -47,8 +47,7 @@ def print_maps(
     """Print explanations as coloured sentences, for a pipe as lines of tokens, or as
     JSON.
     """
-    from lrp_loo.records.display import no_effect_note, terminal_legend
-    from lrp_loo.records.display import terminal_text
+    from lrp_loo.records.display import no_effect_note, terminal_legend, terminal_text
 
     if as_json:
         opt.print_json([a.to_dict() for a in maps])

@@ -337,11 +337,11 @@ def _text_and_label(a):
     return dict(text=text, predicted=a.info.get('predicted', ''))
 
 
-def _numbered_frame(records, column, more_columns=lambda record: {}):
-    "Join the tables of records; the first column holds each record's index."
+def _join_tables(maps, index, more_columns):
+    "Join the tables of maps; the column `index` and those of each map come first."
     frames = [
-        pd.DataFrame({column: i} | more_columns(record) | dict(record.to_frame()))
-        for i, record in enumerate(records)
+        pd.DataFrame({index: i} | more_columns(a) | dict(a.to_frame()))
+        for i, a in enumerate(maps)
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -372,7 +372,7 @@ class Attributions(Record, list[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are row, text, predicted."
-        return _numbered_frame(self, 'row', _text_and_label)
+        return _join_tables(self, 'row', _text_and_label)
 
     def reasons(
         self,
@@ -457,9 +457,7 @@ class Comparison(Record, Sequence[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are map, method, label."
-        return _numbered_frame(
-            self, 'map', lambda a: dict(method=a.method, label=a.label)
-        )
+        return _join_tables(self, 'map', lambda a: dict(method=a.method, label=a.label))
 
     def to_dict(self) -> dict[str, Any]:
         "Return the dictionary of each explanation, in order."
@@ -529,7 +527,7 @@ class Generation(Record, Sequence[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the steps' tables; the first columns are step and generated (its token)."
-        return _numbered_frame(self, 'step', lambda a: dict(generated=a.label))
+        return _join_tables(self, 'step', lambda a: dict(generated=a.label))
 
     def to_dict(self) -> dict[str, Any]:
         "Return the method, tokens, number of prompt tokens, each step's dictionary."

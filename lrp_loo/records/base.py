@@ -21,9 +21,8 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from ..core.files import check_fields, check_seal, read_content, reading
-from ..core.files import safe_cell, sealed, versions, whole_file
-from ..core.files import write_text_atomic
+from ..core.files import check_fields, check_seal, read_content, reading, sealed
+from ..core.files import safe_cell, versions, whole_file, write_text_atomic
 from ..core.tools import needs, printable
 from .html import render
 

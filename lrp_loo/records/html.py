@@ -50,10 +50,11 @@ def templates() -> 'jinja2.Environment':
 def render(
     view: str,  # a macro of `assets/records.html`
     *values: Any,  # its arguments
+    **options: Any,  # its keyword arguments
 ) -> str:
     "Return a view as HTML; every value is escaped."
     macros = templates().get_template('records.html').module
-    return str(getattr(macros, view)(*values))
+    return str(getattr(macros, view)(*values, **options))
 
 # %% ../../nbs/lib/records_html.ipynb #00000016
 N_LISTED = 8  # tokens that are listed with their numbers

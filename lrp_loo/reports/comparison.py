@@ -76,8 +76,7 @@ def _join_occurrences(first, second):
     tables = [s.occurrences for s in (first, second)]
     copies = set.intersection(*(set(d.text[d['copy']]) for d in tables))
     one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in tables)
-    words = [d.groupby('text').word.agg(tuple) for d in (one, two)]
-    if not words[0].equals(words[1]):
+    if not one[['text', 'word']].equals(two[['text', 'word']]):
         raise ValueError(
             "the texts have different words in the two summaries; explain the same"
             " texts with units='word' (summarize_texts does)"
