@@ -267,11 +267,9 @@ def _read_csv(text, separator):
             " commas as .csv, or with tabs as .tsv"
         )
     # with a header, a longer row would shift all columns
-    options = dict(
-        header=None, dtype=str, keep_default_na=False, skip_blank_lines=False
-    )
+    how = dict(header=None, dtype=str, keep_default_na=False, skip_blank_lines=False)
     try:
-        table = pd.read_csv(io.StringIO(text), sep=separator, **options)
+        table = pd.read_csv(io.StringIO(text), sep=separator, **how)
     except pd.errors.ParserError as e:
         raise ValueError(
             f"{str(e).strip()}; a text that holds {separator!r} must stand in quotes"

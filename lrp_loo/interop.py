@@ -165,9 +165,7 @@ def _call_by_target(method, batch, targets, options):
     lengths = mask.sum(1).tolist()
     found = [None] * len(targets)
     for (target, _), rows in group_by_target(list(zip(targets, lengths))):
-        texts = [
-            {k: v[r : r + 1, mask[r] == 1] for k, v in batch.items()} for r in rows
-        ]
+        texts = [{k: v[r, mask[r] == 1][None] for k, v in batch.items()} for r in rows]
         with torch.enable_grad():  # Captum's metrics have gradients off
             result = method(texts, target, **options)
         check_finite(result.values)

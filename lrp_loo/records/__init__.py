@@ -618,10 +618,8 @@ class Pairs(Record):
         return pairs_figure(self)
 
     def __repr__(self) -> str:
-        lines = [
-            f"  {self.tokens[i]} × {self.tokens[j]} {score:+.3f}"
-            for i, j, score in self.strongest(5)
-        ]
+        words, scored = self.tokens, self.strongest(5)
+        lines = [f"  {words[i]} × {words[j]} {score:+.3f}" for i, j, score in scored]
         head = f"Pairs({self.method}, {self.main.explained}, {len(self)} tokens):"
         return '\n'.join(map(printable, [head, *lines]))
 

@@ -263,10 +263,8 @@ def terminal_legend(a: Any) -> str:  # one line, or two, with ANSI colours
     if a.exact_units and not a.exact:
         names = [printable(a.tokens[i]) for i in a.exact_units]
         line += f'; exact: {_list_some(names, LISTED)}'
-    outside = [
-        f'{printable(a.tokens[i])} {float(a.scores[i]):+.2g}'
-        for i in outside_scale(a).nonzero()[:, 0].tolist()
-    ]
+    indices = outside_scale(a).nonzero()[:, 0].tolist()
+    outside = [f'{printable(a.tokens[i])} {float(a.scores[i]):+.2g}' for i in indices]
     if not outside:
         return line
     note = f'{OUTSIDE}{outside_scale_label(a)} are left out of the scale{RESET}'

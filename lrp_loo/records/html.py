@@ -81,9 +81,8 @@ def token_views(
             kind = 'special token' if is_special else 'not part of the text'
             title += f' ({kind}, outside the scale)'
         share = 100 * min(1, abs(score / (top or 1.0)))
-        colour, line, sign = (
-            (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
-        )
+        names = (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
+        colour, line, sign = names
         # white is the background if a viewer does not support `color-mix`
         style = (
             f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'

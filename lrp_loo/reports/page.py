@@ -80,11 +80,10 @@ def page_data(
     methods_of_sets = {k: ('attn_lrp', dict(bypass_softmax=v)) for k, v in sets.items()}
     arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
     by_set = explain_methods(*arguments).items()
-    tokens = [
-        dict(token=printable(t.token), gap=gap, shown=shown)
-        | dict(kind='' if t.is_content else 'special' if t.is_special else 'template')
-        for t, (gap, shown) in zip(a, display_text(a))
-    ]
+    tokens = []
+    for t, (gap, shown) in zip(a, display_text(a)):
+        kind = '' if t.is_content else 'special' if t.is_special else 'template'
+        tokens.append(dict(token=printable(t.token), gap=gap, shown=shown, kind=kind))
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
     logit = a.number_called
     unit = {

@@ -361,11 +361,9 @@ class Summary(Record):
             ax.set_ylim(n_rows - 0.4, -0.6)
             title = f'{name}, {self.n_texts(name)} texts'
             ax.set_title(title, fontsize=9, loc='left', parse_math=False)
-        fig.supxlabel(
-            f'{self.method} score: below 0 lowers the {self.number} of the class,'
-            f' above 0 raises it\n(in brackets: texts with the {self.units})',
-            fontsize=8,
-        )
+        note = f'{self.method} score: below 0 lowers the {self.number} of the class,'
+        note += f' above 0 raises it\n(in brackets: texts with the {self.units})'
+        fig.supxlabel(note, fontsize=8)
         return fig
 
     def to_dict(self) -> dict[str, Any]:
@@ -460,12 +458,10 @@ def summarize_texts(
             "summarize_texts takes one target for all texts, and no among=; otherwise"
             " explain the texts, and give the maps to summarize"
         )
-    input_options = ('truncation', 'max_length', 'template')
-    inputs_kwargs = {name: options[name] for name in input_options if name in options}
+    names = options.keys() & {'truncation', 'max_length', 'template'}
+    encoding = dict(device=device) | {name: options[name] for name in names}
     # a text that cannot be read is refused before any is explained
-    inputs = CallInputs.from_args(
-        model, tokenizer, texts, target, units, device=device, **inputs_kwargs
-    )
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **encoding)
     options |= dict(batch_size=batch_size, units=units)
     maps = []
     chunk_size = 4 * whole_number('batch_size', batch_size)
