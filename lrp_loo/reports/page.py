@@ -35,8 +35,8 @@ def bypass_sets(
     return sets | {'all (CP-LRP)': tuple(range(n))}
 
 # %% ../../nbs/lib/reports_page.ipynb #0000000c
-_PLACES = {method.on_page: name for name, method in METHODS.items() if method.on_page}
-PAGE_METHODS = tuple(_PLACES[place] for place in sorted(_PLACES))
+_ON_PAGE = [name for name, method in METHODS.items() if method.on_page]
+PAGE_METHODS = tuple(sorted(_ON_PAGE, key=lambda name: METHODS[name].on_page))
 
 
 def _rounded_scores(a):
