@@ -192,12 +192,9 @@ def _sample(texts, labels, limit, seed, info):
     n = len(texts)
     rows = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
     rows = rows[: n if limit is None else whole_number('limit', limit)]
-    return TextData(
-        [texts[i] for i in rows],
-        [labels[i] for i in rows],
-        info | dict(n_split=n, n=len(rows), seed=seed),
-        rows.tolist(),
-    )
+    info = info | dict(n_split=n, n=len(rows), seed=seed)
+    texts, labels = [texts[i] for i in rows], [labels[i] for i in rows]
+    return TextData(texts, labels, info, rows.tolist())
 
 
 @restores_state
@@ -269,15 +266,10 @@ def _read_csv(text, separator):
             f"its columns {header!r} are not separated by {separator!r}; save it with"
             " commas as .csv, or with tabs as .tsv"
         )
+    # with a header, a longer row would shift all columns
+    how = dict(header=None, dtype=str, keep_default_na=False, skip_blank_lines=False)
     try:
-        table = pd.read_csv(
-            io.StringIO(text),
-            sep=separator,
-            header=None,  # with a header, a longer row would shift all columns
-            dtype=str,
-            keep_default_na=False,
-            skip_blank_lines=False,
-        )
+        table = pd.read_csv(io.StringIO(text), sep=separator, **how)
     except pd.errors.ParserError as e:
         raise ValueError(
             f"{str(e).strip()}; a text that holds {separator!r} must stand in quotes"

@@ -73,17 +73,6 @@ def named_inputs(
     return batch | dict(attention_mask=mask.long())
 
 # %% ../nbs/lib/interop.ipynb #00000010
-class _Rows(torch.nn.Module):
-    "An embedding table that keeps its gradient history."
-
-    def __init__(self, rows):
-        super().__init__()
-        self.rows = rows
-
-    def forward(self, ids):
-        return F.embedding(ids, self.rows)
-
-
 class GivenEmbeddings(torch.nn.Module):
     "A model whose input embeddings are given; `input_ids` are their row indices."
 
@@ -97,7 +86,10 @@ class GivenEmbeddings(torch.nn.Module):
         self.model = model
         self.config = config = getattr(model, 'config', None)
         self.training = model.training  # `train` would set its parts as well
-        self.source = _Rows(x.flatten(0, 1))
+        rows = x.flatten(0, 1)
+        self.source = torch.nn.Embedding(*rows.shape, device='meta')
+        del self.source.weight  # a parameter would lose the gradient history of x
+        self.source.weight = rows
         # ids whose embeddings are not used: decoders, and RoBERTa, look for
         # padding, so content is any other id
         if hasattr(config, 'get_text_config'):
@@ -122,11 +114,8 @@ class GivenEmbeddings(torch.nn.Module):
         attention_mask: torch.Tensor | None = None,
         **others: Any,
     ) -> Any:
-        batch = dict(
-            input_ids=self.model_ids.flatten()[input_ids],
-            attention_mask=attention_mask,
-            **others,
-        )
+        ids = self.model_ids.flatten()[input_ids]
+        batch = dict(input_ids=ids, attention_mask=attention_mask, **others)
         with watch_embeddings(self.model, self.source(input_ids)):
             return forward(self.model, batch)
 
@@ -176,9 +165,7 @@ def _call_by_target(method, batch, targets, options):
     lengths = mask.sum(1).tolist()
     found = [None] * len(targets)
     for (target, _), rows in group_by_target(list(zip(targets, lengths))):
-        texts = [
-            {k: v[r : r + 1, mask[r] == 1] for k, v in batch.items()} for r in rows
-        ]
+        texts = [{k: v[r, mask[r] == 1][None] for k, v in batch.items()} for r in rows]
         with torch.enable_grad():  # Captum's metrics have gradients off
             result = method(texts, target, **options)
         check_finite(result.values)

@@ -267,8 +267,7 @@ class Attribution(Record, Sequence[ScoredToken]):
         if answer is None:
             text = f"target {self.target}{_in_brackets(self.label)}"
         else:  # the target is the token at which a question's answer starts or ends
-            is_difference = isinstance(self.target, tuple)
-            indices = self.target if is_difference else (self.target,)
+            indices = self.target if isinstance(self.target, tuple) else (self.target,)
             names = self.label.split(' − ') if len(indices) > 1 else [self.label]
             text = ' − '.join(
                 f"{answer} at token {index}{_in_brackets(name)}"
@@ -338,11 +337,11 @@ def _text_and_label(a):
     return dict(text=text, predicted=a.info.get('predicted', ''))
 
 
-def _numbered_frame(records, column, more_columns=lambda record: {}):
-    "Join the tables of records; the first column holds each record's index."
+def _join_tables(maps, index, more_columns):
+    "Join the tables of maps; the column `index` and those of each map come first."
     frames = [
-        pd.DataFrame({column: i} | more_columns(record) | dict(record.to_frame()))
-        for i, record in enumerate(records)
+        pd.DataFrame({index: i} | more_columns(a) | dict(a.to_frame()))
+        for i, a in enumerate(maps)
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -373,7 +372,7 @@ class Attributions(Record, list[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are row, text, predicted."
-        return _numbered_frame(self, 'row', _text_and_label)
+        return _join_tables(self, 'row', _text_and_label)
 
     def reasons(
         self,
@@ -458,9 +457,7 @@ class Comparison(Record, Sequence[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are map, method, label."
-        return _numbered_frame(
-            self, 'map', lambda a: dict(method=a.method, label=a.label)
-        )
+        return _join_tables(self, 'map', lambda a: dict(method=a.method, label=a.label))
 
     def to_dict(self) -> dict[str, Any]:
         "Return the dictionary of each explanation, in order."
@@ -530,7 +527,7 @@ class Generation(Record, Sequence[Attribution]):
 
     def to_frame(self) -> pd.DataFrame:
         "Join the steps' tables; the first columns are step and generated (its token)."
-        return _numbered_frame(self, 'step', lambda a: dict(generated=a.label))
+        return _join_tables(self, 'step', lambda a: dict(generated=a.label))
 
     def to_dict(self) -> dict[str, Any]:
         "Return the method, tokens, number of prompt tokens, each step's dictionary."
@@ -539,10 +536,8 @@ class Generation(Record, Sequence[Attribution]):
 
     def __repr__(self) -> str:
         cost = self.steps[-1].spent or self.method
-        lines = [
-            f"Generation({cost}, {self.n_prompt} tokens in the prompt,"
-            f" {len(self)} generated):"
-        ]
+        prompt = f"{self.n_prompt} tokens in the prompt"
+        lines = [f"Generation({cost}, {prompt}, {len(self)} generated):"]
         for a in self.steps[:MOST_STEPS]:
             scored = [f"{t.token}{t.score:+.2f}" for t in a.top(3, special=True)]
             causes = ' '.join(scored) if a.has_effect else no_effect_note(a)
@@ -623,10 +618,8 @@ class Pairs(Record):
         return pairs_figure(self)
 
     def __repr__(self) -> str:
-        lines = [
-            f"  {self.tokens[i]} × {self.tokens[j]} {score:+.3f}"
-            for i, j, score in self.strongest(5)
-        ]
+        words, scored = self.tokens, self.strongest(5)
+        lines = [f"  {words[i]} × {words[j]} {score:+.3f}" for i, j, score in scored]
         head = f"Pairs({self.method}, {self.main.explained}, {len(self)} tokens):"
         return '\n'.join(map(printable, [head, *lines]))
 

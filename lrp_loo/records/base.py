@@ -21,9 +21,8 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from ..core.files import check_fields, check_seal, read_content, reading
-from ..core.files import safe_cell, sealed, versions, whole_file
-from ..core.files import write_text_atomic
+from ..core.files import check_fields, check_seal, read_content, reading, sealed
+from ..core.files import safe_cell, versions, whole_file, write_text_atomic
 from ..core.tools import needs, printable
 from .html import render
 
@@ -151,13 +150,9 @@ def record_html(
 ) -> str:  # one HTML block without scripts
     "Return the view of a result: lines of text and a table."
     shown = _merge_errors(table.head(MAX_ROWS)).rename_axis(columns=table.index.name)
-    html = shown.to_html(
-        border=0,
-        float_format=_short,
-        na_rep='–',
-        index=table.index.name is not None,
-        index_names=False,
-    )
+    has_index = table.index.name is not None
+    style = dict(float_format=_short, na_rep='–', index=has_index, index_names=False)
+    html = shown.to_html(border=0, **style)
     html = '\n'.join(map(printable, html.split('\n')))
     html = re.sub('<th>.*?</th>', lambda m: m[0].replace('_', '_<wbr>'), html)
     html = re.sub('<td>(?=[^<]{25})', '<td class="long">', html)

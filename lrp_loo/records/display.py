@@ -73,8 +73,7 @@ def display_tokens(
     "Return tokens as they appear in a sentence."
     has_marks = any(t and t[:1] in SPACE_MARKS for t in tokens)
     shown = []
-    previous = ''
-    for token in tokens:
+    for previous, token in zip(['', *tokens], tokens):
         if has_marks:
             gap, text = token[:1] in SPACE_MARKS, token.lstrip(SPACE_MARKS)
         else:
@@ -83,7 +82,6 @@ def display_tokens(
         text = printable(text.replace('Ċ', '\n')) or '␣'
         gap = gap or token.startswith('<') or previous.startswith('<')
         shown.append((bool(shown) and gap, text))
-        previous = token
     return shown
 
 
@@ -91,17 +89,15 @@ def display_text(
     a: Any,
 ) -> list[tuple[bool, str]]:  # (has a space before it, text) per token
     "Return tokens in their original spelling, if the text is stored in `info`."
-    shown = display_tokens(a.tokens)
-    if a.info.get('spans') is None:
+    shown, spans = display_tokens(a.tokens), a.info.get('spans')
+    if spans is None:
         return shown
     text = a.info['text']
     parts = (text,) if isinstance(text, str) else text
-    previous = None
-    for i, span in enumerate(a.info['spans']):
+    for i, (previous, span) in enumerate(zip([None, *spans], spans)):
         if span is not None:
             gap, written = _display_span(parts, span, previous)
             shown[i] = (gap and i > 0, written)
-        previous = span
     return shown
 
 
@@ -113,9 +109,8 @@ def _display_span(parts, span, previous):
         return False, '·'  # another byte of the previous character
     visible = raw.strip()
     visible_start = start + (len(raw) - len(raw.lstrip()) if visible else 0)
-    gap = True
-    if previous is not None and previous[0] == part:
-        gap = any(map(str.isspace, parts[part][previous[2] : visible_start]))
+    is_first = previous is None or previous[0] != part
+    gap = is_first or any(map(str.isspace, parts[part][previous[2] : visible_start]))
     return gap, printable(visible) or ('↵' if '\n' in raw else '␣')
 
 # %% ../../nbs/lib/records_display.ipynb #00000011
@@ -263,10 +258,8 @@ def terminal_legend(a: Any) -> str:  # one line, or two, with ANSI colours
     if a.exact_units and not a.exact:
         names = [printable(a.tokens[i]) for i in a.exact_units]
         line += f'; exact: {_list_some(names, LISTED)}'
-    outside = [
-        f'{printable(a.tokens[i])} {float(a.scores[i]):+.2g}'
-        for i in outside_scale(a).nonzero()[:, 0].tolist()
-    ]
+    indices = outside_scale(a).nonzero()[:, 0].tolist()
+    outside = [f'{printable(a.tokens[i])} {float(a.scores[i]):+.2g}' for i in indices]
     if not outside:
         return line
     note = f'{OUTSIDE}{outside_scale_label(a)} are left out of the scale{RESET}'

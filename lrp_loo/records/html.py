@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from .display import DOWN, FAINT, STRENGTH, UP, describe_strongest
@@ -31,9 +30,7 @@ def templates() -> 'jinja2.Environment':
     import jinja2
 
     env = jinja2.Environment(
-        loader=jinja2.FunctionLoader(
-            lambda name: (files('lrp_loo') / 'assets' / name).read_text('utf-8')
-        ),
+        loader=jinja2.PackageLoader('lrp_loo', 'assets'),
         autoescape=jinja2.select_autoescape(),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,17 +40,10 @@ def templates() -> 'jinja2.Environment':
     palette = dict(up=f'rgb{UP}', down=f'rgb{DOWN}', strength=STRENGTH)
     css = env.get_template('records.css').render(palette)
     css = re.sub(r'\s*([\n{};,])\s*', r'\1', css).replace('\n', '')
-    background = 'var(--lrp-paper,#fff)'
-    low, high = (
-        f'color-mix(in srgb,rgb{colour} {100 * STRENGTH:.3g}%,{background})'
-        for colour in (DOWN, UP)
-    )
     functions = (token_views, describe_strongest, outside_scale_label, headline)
     functions += (no_effect_note, scale_top)
-    env.globals |= {function.__name__: function for function in functions} | dict(
-        stylesheet=lambda: jinja2.utils.markupsafe.Markup(css),
-        gradient=f'linear-gradient(90deg,{low},{background},{high})',
-    )
+    env.globals |= {function.__name__: function for function in functions}
+    env.globals['stylesheet'] = lambda: jinja2.utils.markupsafe.Markup(css)
     return env
 
 
@@ -91,9 +81,8 @@ def token_views(
             kind = 'special token' if is_special else 'not part of the text'
             title += f' ({kind}, outside the scale)'
         share = 100 * min(1, abs(score / (top or 1.0)))
-        colour, line, sign = (
-            (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
-        )
+        names = (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
+        colour, line, sign = names
         # white is the background if a viewer does not support `color-mix`
         style = (
             f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
@@ -146,15 +135,11 @@ def r_with_loo(
 def _several(maps, loo=None, top=None, note=''):
     "Return HTML with a row per map; `top` is the common scale, if there is one."
     has_several_models = len({a.info.get('weights') for a in maps}) > 1
-    rows = [
-        dict(
-            a=a,
-            agreement=r_with_loo(a, loo),
-            tokens=token_views(a, top),
-            model=(a.made_by or 'unknown model') if has_several_models else '',
-        )
-        for a in maps
-    ]
+    rows = []
+    for a in maps:
+        model = (a.made_by or 'unknown model') if has_several_models else ''
+        tokens = token_views(a, top)
+        rows.append(dict(a=a, agreement=r_with_loo(a, loo), tokens=tokens, model=model))
     return render('several', rows, outside_scale_label(*maps), note, top)
 
 

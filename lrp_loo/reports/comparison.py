@@ -41,19 +41,15 @@ class SummaryComparison(Record):
     @property
     def headline(self) -> str:
         "Return a line with the names and the mean r of the two summaries."
-        mean_r = self.mean_r
-        n_without = len(self.texts) - mean_r['n']
-        head = (
-            f"{' and '.join(self.names)}: mean r {mean_r['mean']:.2f}"
-            f" [{mean_r['low']:.2f}, {mean_r['high']:.2f}] over {mean_r['n']} texts"
-        )
+        r = self.mean_r
+        n_without = len(self.texts) - r['n']
+        head = f"{' and '.join(self.names)}: mean r {r['mean']:.2f}"
+        head += f" [{r['low']:.2f}, {r['high']:.2f}] over {r['n']} texts"
         return head + (f', {n_without} without one' if n_without else '')
 
     def __repr__(self) -> str:
-        rows = self.words[['word', 'first', 'second']].head(6)
-        words = [
-            f'{w} {one:+.2f} {two:+.2f}' for w, one, two in rows.itertuples(index=False)
-        ]
+        rows = self.words.head(6)[['word', 'first', 'second']].to_numpy()
+        words = [f'{word} {one:+.2f} {two:+.2f}' for word, one, two in rows]
         largest = f"  furthest apart: {', '.join(words)}"
         return f'{in_lines(self.headline)}\n{in_lines(largest)}'
 
@@ -76,8 +72,7 @@ def _join_occurrences(first, second):
     tables = [s.occurrences for s in (first, second)]
     copies = set.intersection(*(set(d.text[d['copy']]) for d in tables))
     one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in tables)
-    words = [d.groupby('text').word.agg(tuple) for d in (one, two)]
-    if not words[0].equals(words[1]):
+    if not one[['text', 'word']].equals(two[['text', 'word']]):
         raise ValueError(
             "the texts have different words in the two summaries; explain the same"
             " texts with units='word' (summarize_texts does)"

@@ -35,12 +35,8 @@ def bypass_sets(
     return sets | {'all (CP-LRP)': tuple(range(n))}
 
 # %% ../../nbs/lib/reports_page.ipynb #0000000c
-PAGE_METHODS = tuple(
-    sorted(
-        (name for name, method in METHODS.items() if method.on_page),
-        key=lambda name: METHODS[name].on_page,
-    )
-)
+_ON_PAGE = [name for name, method in METHODS.items() if method.on_page]
+PAGE_METHODS = tuple(sorted(_ON_PAGE, key=lambda name: METHODS[name].on_page))
 
 
 def _rounded_scores(a):
@@ -80,17 +76,14 @@ def page_data(
     if a.probability is not None:
         value = f'with a probability of {format_probability(a.probability)}'
     subject = "The model's answer" if is_predicted else 'Explained class'
-    methods_of_sets = {
-        name: ('attn_lrp', dict(bypass_softmax=layers))
-        for name, layers in (bypass_sets(L) if L else {}).items()
-    }
+    sets = bypass_sets(L) if L else {}
+    methods_of_sets = {k: ('attn_lrp', dict(bypass_softmax=v)) for k, v in sets.items()}
     arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
     by_set = explain_methods(*arguments).items()
-    tokens = [
-        dict(token=printable(t.token), gap=gap, shown=shown)
-        | dict(kind='' if t.is_content else 'special' if t.is_special else 'template')
-        for t, (gap, shown) in zip(a, display_text(a))
-    ]
+    tokens = []
+    for t, (gap, shown) in zip(a, display_text(a)):
+        kind = '' if t.is_content else 'special' if t.is_special else 'template'
+        tokens.append(dict(token=printable(t.token), gap=gap, shown=shown, kind=kind))
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
     logit = a.number_called
     unit = {

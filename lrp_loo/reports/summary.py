@@ -46,22 +46,15 @@ def _text_and_spans(a):
     if spans and all(span for span, is_own in zip(spans, content) if is_own):
         text = a.info['text']
         parts = (text,) if isinstance(text, str) else text
-        starts = np.cumsum([0, *(len(part) + 1 for part in parts)]).tolist()
-        placed = [
-            (starts[s[0]] + s[1], starts[s[0]] + s[2]) if s else None for s in spans
-        ]
+        shifts = 0, len(parts[0]) + 1  # of the two of a pair
+        placed = [s and (shifts[s[0]] + s[1], shifts[s[0]] + s[2]) for s in spans]
         return '\n'.join(parts), placed
     text, placed = '', []
     for (gap, piece), is_own in zip(display_tokens(a.tokens), content):
-        text += ' ' if is_own and text and (gap or _has_word_units(a)) else ''
+        text += ' ' if is_own and text and (gap or 'unit_of_token' in a.info) else ''
         placed.append((len(text), len(text) + len(piece)) if is_own else None)
         text += piece if is_own else ''
     return text, placed
-
-
-def _has_word_units(a):
-    "Return True if the scores are of words or longer units, not of tokens."
-    return 'unit_of_token' in a.info
 
 
 COLUMNS = ['word', 'start', 'end', 'score']  # columns of an occurrence
@@ -72,7 +65,7 @@ def _occurrences(a, units):
     text, spans = _text_and_spans(a)
     content = a.is_content.nonzero()[:, 0].tolist()
     groups = content
-    joins_tokens = units == 'word' and not _has_word_units(a)
+    joins_tokens = units == 'word' and 'unit_of_token' not in a.info
     if joins_tokens:  # a token belongs to the word in which it begins
         starts = [start for start, _ in text_spans(text, 'word')]
         begins = [b - len(text[a:b].lstrip()) for a, b in (spans[i] for i in content)]
@@ -102,7 +95,7 @@ def _check_maps(maps, units):
             )
         if 'grid' in a.info:
             raise ValueError(f"map {i} is of an image; patches are not words")
-    of_words = [a for a in maps if _has_word_units(a)]
+    of_words = [a for a in maps if 'unit_of_token' in a.info]
     if units == 'token' and of_words or 0 < len(of_words) < len(maps):
         raise ValueError(
             f"units={units!r}, and {len(of_words)} of {len(maps)} maps are of words or"
@@ -227,13 +220,13 @@ N_VIEWED = 15  # words of a class in a view
 
 
 def _context(text, start, end):
-    "Return the text before and after a word, cut between words."
-    before, after = text[:start], text[end:]
+    "Return a word and the text before and after it, cut between words."
+    before, word, after = text[:start], text[start:end], text[end:]
     if len(before) > CONTEXT_LENGTH:
         before = '…' + before[-CONTEXT_LENGTH:].partition(' ')[2]
     if len(after) > CONTEXT_LENGTH:
         after = after[:CONTEXT_LENGTH].rpartition(' ')[0] + ' …'
-    return before, after
+    return before, word, after
 
 
 def _draw_bars(ax, words, limits):
@@ -243,8 +236,7 @@ def _draw_bars(ax, words, limits):
         colour = matplotlib_rgb(UP if raises else DOWN)
         style = dict(facecolor=colour if raises else 'w', edgecolor=colour, lw=0.8)
         ax.barh(y, row['mean'], height=0.6, hatch=None if raises else '/////', **style)
-        ends = [row['low'], row['high']]
-        ax.plot(ends, [y, y], color='.1', lw=1.2, solid_capstyle='butt')
+        ax.hlines(y, row['low'], row['high'], color='.1', lw=1.2)
     labels = [f'{w}  ({n})' for w, n in zip(words.word, words.texts)]
     ax.set_yticks(range(len(words)), labels, fontsize=8, parse_math=False)
     ax.axvline(0, color='.4', lw=0.7)
@@ -315,15 +307,10 @@ class Summary(Record):
             raise KeyError(f"no text contains {word!r}")
         if n is not None and n < len(rows):
             rows = rows.iloc[np.linspace(0, len(rows) - 1, n).round().astype(int)]
-        places = [
-            (self.texts[row.text], row.start, row.end) for row in rows.itertuples()
-        ]
-        contexts = [_context(*place) for place in places]
+        places = zip(rows.text, rows.start, rows.end)
+        contexts = [_context(self.texts[i], start, end) for i, start, end in places]
         frame = rows[['text', 'class', 'score']].reset_index(drop=True)
-        frame['before'] = [before for before, _ in contexts]
-        frame['word'] = [text[start:end] for text, start, end in places]
-        frame['after'] = [after for _, after in contexts]
-        return frame
+        return frame.join(pd.DataFrame(contexts, columns=['before', 'word', 'after']))
 
     def to_frame(self) -> pd.DataFrame:
         "Return means, intervals and counts of each word in each class (`word_table`)."
@@ -374,11 +361,9 @@ class Summary(Record):
             ax.set_ylim(n_rows - 0.4, -0.6)
             title = f'{name}, {self.n_texts(name)} texts'
             ax.set_title(title, fontsize=9, loc='left', parse_math=False)
-        fig.supxlabel(
-            f'{self.method} score: below 0 lowers the {self.number} of the class,'
-            f' above 0 raises it\n(in brackets: texts with the {self.units})',
-            fontsize=8,
-        )
+        note = f'{self.method} score: below 0 lowers the {self.number} of the class,'
+        note += f' above 0 raises it\n(in brackets: texts with the {self.units})'
+        fig.supxlabel(note, fontsize=8)
         return fig
 
     def to_dict(self) -> dict[str, Any]:
@@ -424,26 +409,19 @@ def summarize(
     _check_maps(maps, units)
     one_of('units', units, SUMMARY_UNITS)
     classes = _group_names(maps, by_class)
-    by_text = [_occurrences(a, units) for a in maps]
-    texts = [text for text, _ in by_text]
-    rows = pd.DataFrame([row for _, part in by_text for row in part], columns=COLUMNS)
-    lengths = [len(part) for _, part in by_text]
-    rows.insert(0, 'text', np.repeat(range(len(by_text)), lengths))
-    rows.insert(1, 'class', np.repeat(np.array(classes, object), lengths))
+    texts, rows = [], []
+    for i, (a, name) in enumerate(zip(maps, classes)):
+        text, words = _occurrences(a, units)
+        texts.append(text)
+        rows += [(i, name, *word) for word in words]
+    rows = pd.DataFrame(rows, columns=['text', 'class', *COLUMNS])
     distinct = _first_of_copies(maps, texts, classes)
     rows['copy'] = ~rows.text.isin(distinct)
-    return Summary(
-        rows,
-        texts,
-        maps[0].called,
-        units,
-        min_count,
-        maps[0].number_called,
-        maps[0].info.get('model', ''),
-        len(maps) - len(distinct),
-        maps[0].info.get('weights', ''),
-        list(map(_digest, maps)),
-    )
+    a = maps[0]  # all agree on these
+    model = {name: a.info.get(name, '') for name in ('model', 'weights')}
+    fields = dict(method=a.called, number=a.number_called, units=units, **model)
+    fields |= dict(min_count=min_count, copies=len(maps) - len(distinct))
+    return Summary(rows, texts, **fields, digests=[*map(_digest, maps)])
 
 
 def _digest(a):
@@ -480,12 +458,10 @@ def summarize_texts(
             "summarize_texts takes one target for all texts, and no among=; otherwise"
             " explain the texts, and give the maps to summarize"
         )
-    input_options = ('truncation', 'max_length', 'template')
-    inputs_kwargs = {name: options[name] for name in input_options if name in options}
+    names = options.keys() & {'truncation', 'max_length', 'template'}
+    encoding = dict(device=device) | {name: options[name] for name in names}
     # a text that cannot be read is refused before any is explained
-    inputs = CallInputs.from_args(
-        model, tokenizer, texts, target, units, device=device, **inputs_kwargs
-    )
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **encoding)
     options |= dict(batch_size=batch_size, units=units)
     maps = []
     chunk_size = 4 * whole_number('batch_size', batch_size)
