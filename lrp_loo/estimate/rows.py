@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..loo.removals import agree
+from ..inputs.scores import agree
 from ..loo.engines import Variants, WholeText, random_choice
 from ..loo.states import StoredText
 from ..models.attention import AttentionCall
