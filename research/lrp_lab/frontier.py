@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FRONTIER', 'BUDGETS', 'SINGLE', 'TOKENS', 'ROWS', 'PEERS', 'TRACE', 'AUTO', 'COMPARED', 'STUDIES', 'FIT', 'UNSEEN',
            'ERRORS', 'TIMED', 'frontier_experiment', 'frontier_table', 'behind_at_cost', 'frontier_tables',
-           'plot_frontier', 'error_row', 'seconds_row', 'row_experiment', 'within_budget', 'rows_by_template',
+           'plot_frontier', 'error_row', 'within_budget', 'seconds_row', 'row_experiment', 'rows_by_template',
            'error_summary', 'text_slopes', 'error_tables', 'seconds_tables', 'seconds_summary', 'frontier_summary',
            'write_frontier', 'five_digits']
 
@@ -32,11 +32,10 @@ from lrp_lab.parts import (
 )
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.evaluate.results import Results, read_json, read_results
-from lrp_loo.estimate import DEEP_NOISE, FLOOR, NOISE, SHALLOW, SLOPE, Posterior
+from lrp_loo.estimate import FLOOR
 from lrp_loo.estimate import log_odds, unit_members
-from lrp_loo.estimate.auto import GRADIENT_TIME, affordable, begin_estimates
+from lrp_loo.estimate.auto import begin_estimates
 from lrp_loo.estimate.auto import exact_passes
-from lrp_loo.estimate.one_pass import GRADIENT_PASS
 from lrp_loo.loo import many_loo
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.structure import n_layers
@@ -257,19 +256,53 @@ TIMED = {f'seconds-{k}': (FRONTIER[f'frontier-{k}'], n, 0) for k, n in TIMED.ite
 
 
 def error_row(model, tokenizer, enc, target, content) -> dict:
-    "Return the closed form, its spread and exact LOO of a text's own tokens."
+    """Return the closed form, its spread and exact LOO of a text's own tokens, and
+    what `auto` gives within each budget.
+    """
     members = unit_members(model, enc, None)
     passes = exact_passes(model, enc, target, members)
     texts = ([enc], target, [None], [content], [passes])
     (estimate,), _ = begin_estimates(model, tokenizer, *texts)
     p, own = estimate.posterior, estimate.posterior.is_content
     (loo,) = many_loo(model, [enc], p.whole.readout)
-    tokens = dict(e=p.closed_form, s=p.spread, loo=loo.scores, cost=estimate.cost)
+    loo, cost = loo.scores, estimate.cost
+    tokens = dict(e=p.closed_form, s=p.spread, loo=loo, cost=cost)
     tokens = {
         k: [float(f'{v:.6g}') for v in x[own].tolist()] for k, x in tokens.items()
     }
     about = dict(log_odds=log_odds(p.whole.readout, float(p.whole.value)))
-    return about | dict(n_layers=n_layers(model), exact_passes=passes) | tokens
+    about |= dict(n_layers=n_layers(model), exact_passes=passes)
+    text, budgets = (model, tokenizer, [enc], 'auto', target, None, [content]), {}
+    for n in BUDGETS:
+        (a,) = explain_batch(*text, passes=n)
+        budgets[n] = within_budget(a, loo, own) if int(own.sum()) > 2 else {}
+    return about | tokens | dict(budgets=budgets)
+
+
+def within_budget(a, loo, own) -> dict:
+    """Return r, what was promised of it, and how far the scores (n,) of a record are
+    from exact LOO over a text's own tokens.
+    """
+    scores, loo = a.scores[own].double(), loo[own].double()
+    if a.exact:
+        return dict(r=1.0, planned=a.info['planned_passes'])
+    r = float(pearson(scores, loo))
+    sd = torch.tensor(a.info['spread'], dtype=torch.float64)[: len(own)][own]
+    low, high = a.info['expected_r_range']
+    apart, rounding = (scores - loo).abs(), 1e-9
+    x, y = scores - scores.mean(), loo - loo.mean()
+    reach = student_t.ppf(0.95, a.partial_estimate.posterior.dof) * sd
+    found = dict(
+        r=r,
+        planned=a.info['planned_passes'],
+        promise=a.expected_r - r,
+        off=abs(a.expected_r - r),
+        r_inside=float(low - rounding <= r <= high + rounding),
+        loo_inside=float((apart <= reach)[sd > 0].double().mean()),
+        slope=float((x * y).sum() / (x * x).sum()),
+        worst=float(apart.max() / loo.abs().max()),
+    )
+    return {k: float(f'{v:.6g}') for k, v in found.items()}
 
 
 def seconds_row(model, tokenizer, enc, target, content) -> dict:
@@ -304,7 +337,7 @@ def row_experiment(
     seed: int = 0,  # added to the part's own
     fresh: bool = False,  # start over
 ):  # Results
-    "Record the error of the closed form, or seconds, one row per text; resumable."
+    "Record the error of the estimates, or seconds, one row per text; resumable."
     of_text = error_row if part in ERRORS else seconds_row
     known = {name: part for name, (part, *_) in (ERRORS | TIMED).items()}
     _, n, own_seed = (ERRORS | TIMED)[part]
@@ -319,39 +352,6 @@ def row_experiment(
 
     title = f"{config['experiment']}: {drawn.words}"
     return add_rows(Results(path, config, fresh), drawn.by_number, row, title)
-
-
-def within_budget(row: dict, passes: int) -> dict:
-    "Return r before and after the posterior, and what the posterior promised."
-    e, s, loo, cost = (torch.tensor(row[k]) for k in ('e', 's', 'loo', 'cost'))
-    if len(e) < 3:
-        return {}
-    more = GRADIENT_TIME - GRADIENT_PASS + (passes > GRADIENT_PASS)
-    if row['exact_passes'] <= passes + more:
-        return dict(before=1.0, after=1.0)
-    every = torch.ones(len(e), dtype=torch.bool)
-    arguments = (e, s, every, torch.full_like(e, torch.nan))
-    noise = NOISE if row['n_layers'] <= SHALLOW else DEEP_NOISE
-    p = Posterior(None, SLOPE * row['log_odds'], noise, *arguments)
-    # before: the closed form, exact LOO of the largest spread
-    passes -= GRADIENT_PASS
-    before, after = (affordable(x, cost, passes, every)[0] for x in (s, p.sd))
-    scores = e.clone()
-    scores[before] = loo[before]
-    p = p.with_loo(after, loo[after])
-    info, r = p.info(p.mean), pearson(p.mean, loo.double())
-    reach = student_t.ppf(0.95, p.dof) * p.sd
-    inside = ((loo - p.mean).abs() <= reach)[~p.exact]
-    low, high = info['expected_r_range']
-    rounding = 1e-9  # if all content is exact, r and its range are 1
-    return dict(
-        before=float(pearson(scores, loo)),
-        after=float(r),
-        promise=info['expected_r'] - float(r),
-        off=abs(info['expected_r'] - float(r)),
-        r_inside=float(low - rounding <= r <= high + rounding),
-        loo_inside=float(inside.float().mean()),
-    )
 
 
 def rows_by_template(
@@ -371,17 +371,16 @@ def rows_by_template(
 def error_summary(
     results: dict,  # part → of `read_results`
 ) -> list:  # dicts: part, model, data, template, passes, n and the means
-    "Mean r before and after, promised r, and how often intervals hold, per budget."
+    "Mean r, promised r, errors, and how often intervals hold, per budget."
     summary = []
     for about, rows in rows_by_template(results):
-        for passes in BUDGETS[:-1]:
-            texts = [x for x in (within_budget(x, passes) for x in rows) if x]
-            table = pd.DataFrame(texts).dropna(subset=['before', 'after'])
-            gain = paired_difference(*table[['after', 'before']].to_numpy().T)
+        for passes in BUDGETS if 'budgets' in rows[0] else ():
+            found = (row['budgets'][str(passes)] for row in rows)
+            table = pd.DataFrame([x for x in found if x]).dropna(subset=['r'])
             row = about | dict(passes=passes)
-            row['estimated'] = int(table.get('off', table.after * np.nan).count())
-            row |= _mean_r(table.after.to_numpy()) | table.mean().to_dict()
-            summary.append(row | dict(gain=gain))
+            row['estimated'] = int(table.get('off', table.r * np.nan).count())
+            row |= table.mean().to_dict() | _mean_r(table.r.to_numpy())
+            summary.append(row)
     return summary
 
 
@@ -405,12 +404,10 @@ def text_slopes(
 def error_tables(part: str, results: dict) -> list:
     "Pairs of a heading and a text, as it is printed."
     table = pd.DataFrame(error_summary({part: results}))
-    table['gain'] = table.gain.map(interval_text)
-    columns = ['template', 'passes', 'n', 'estimated', 'before', 'after', 'gain']
-    table['promise'] = table.promise.map('{:+.3f}'.format)
+    columns = ['template', 'passes', 'n', 'estimated', 'planned', 'r', 'slope', 'worst']
     columns += ['promise', 'off', 'r_inside', 'loo_inside']
-    text = table[columns].round(3).to_string(index=False)
-    return [(rows_heading(part, results), text)]
+    table = table.reindex(columns=columns).round(3)
+    return [(rows_heading(part, results), table.to_string(index=False))]
 
 
 def _error_files(*names):
