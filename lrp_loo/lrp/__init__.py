@@ -23,9 +23,11 @@ from ..core.hooks import Hooks, forget_undo, register_undo, restores_state
 from ..inputs.targets import OneTarget, Readout
 from .attention import Softmaxes, softmaxes_of
 from .composite import ACTIVATIONS, Composite, Operation, dependent_tensors
-from .composite import gradient, mark, mark_outputs, marks_of, tensors_in
-from .report import Report, gradients, mark_lost, operands_read
-from .report import refuse_lost, watch_backward
+from .composite import gradient, mark, mark_outputs, marks_of, positional
+from .composite import tensors_in
+from .report import LEAVING, Report, checkpoint_error, gradients, lost_place
+from .report import lost_gradient, mark_lost, operands_read, refuse_lost
+from .report import refuse_checkpoint, tensor_versions, watch_backward
 from .table import RULES, Call, identity_rule, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.call import forward, watch_embeddings
@@ -81,6 +83,7 @@ class lrp_rules(TorchFunctionMode):
                 f"record={record!r} is not known; take True, False or 'attention'"
             )
         self.model, self.composite, self.strict = model, composite, strict
+        self._has_rules = replace(composite, name='gradient') != gradient()
         self.table = RULES | composite.rules
         layers = layers_of(model)
         is_all = composite.bypass_softmax == 'all'
@@ -169,12 +172,11 @@ class lrp_rules(TorchFunctionMode):
             self._leave()
             forget_undo(self._leave)
         self._hooks = None  # they refer to this object: free the cycle early
-        composite = self.composite
         if kind is not None:
             return
-        if composite.bypass_softmax not in ('all', frozenset()):
+        if self.composite.bypass_softmax not in ('all', frozenset()):
             self.softmaxes.check_layers()
-        if replace(composite, name='gradient') != gradient():  # that needs no rule
+        if self._has_rules:
             self.seen.complain(self.strict)
 
     def _leave(self):
@@ -218,8 +220,8 @@ class lrp_rules(TorchFunctionMode):
         try:
             if not self._outer:  # no later operation checks the model's output
                 self._report_untracked(operation, tensors_in(out))
-                if self.any_lost and not dependent_tensors(out):
-                    refuse_lost(operation.name, out)
+                if self.any_lost:
+                    refuse_lost(operation.name, dependent_tensors(out) or out)
             if self._opaque == 1 and not opaque:
                 return self._as_one_operation(operation, module, args, kwargs, out)
         finally:
@@ -261,25 +263,37 @@ class lrp_rules(TorchFunctionMode):
         if self._opaque or name in _PASSIVE_ATTRIBUTES:
             return func(*args, **kwargs)
         operands = operands_read(name, args, kwargs)
-        if torch.is_grad_enabled() and (dependent := dependent_tensors(operands)):
+        dependent = dependent_tensors(operands)
+        if name in LEAVING and self._outer and self._has_graph:
+            if place := lost_place(operands) or (dependent and (name, self.module)):
+                raise lost_gradient(*place)
+        if dependent and torch.is_grad_enabled():
+            if kwargs:
+                args, kwargs = positional(name, args, kwargs)
             call = Call(func, name, args, kwargs, self)
             return self._apply_rule(call, operands, dependent)
+        versions = tensor_versions(operands) if self._may_be_lost() else ()
         out = func(*args, **kwargs)
         changed = args[0] if name == '__setitem__' else out
-        self._mark_without_relevance(name, operands, changed, self.module)
+        self._mark_without_relevance(name, operands, changed, self.module, versions)
         return out
 
-    def _mark_without_relevance(self, name, operands, out, module):
+    def _may_be_lost(self):
+        "Return True if an operation without relevance may lose a gradient."
+        return self.any_lost or (self._has_graph and not torch.is_grad_enabled())
+
+    def _mark_without_relevance(self, name, operands, out, module, versions=()):
         "Mark a result of parameters and constants, or of numbers without a gradient."
-        has_grad = torch.is_grad_enabled()
-        if has_grad:
+        if torch.is_grad_enabled():
             mark_outputs(out, depends=False)
-        if self.any_lost or (not has_grad and self._has_graph):
-            self.any_lost |= mark_lost(name, operands, out, module)
+        if self._may_be_lost():
+            self.any_lost |= mark_lost(name, operands, out, module, versions)
 
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."
         name, args = call.name, call.args
+        if self._has_rules:
+            refuse_checkpoint(self.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
         choice = self._choice_for(call.operation) if self.composite.choices else None
         if choice:
@@ -328,9 +342,12 @@ class lrp_rules(TorchFunctionMode):
         for t in operands:
             if marks_of(t).depends is None and t.grad_fn is not None:
                 untracked = operation._replace(name=t.grad_fn.name())
+                if untracked.name == 'CheckpointFunctionBackward':
+                    raise checkpoint_error(operation.module)
                 self.seen.count(untracked, 'none')
                 watch_backward(untracked, [t])
-                mark(t, depends=True)
+                # its forward ran without gradients, and its backward gives them
+                mark(t, depends=True, lost=None)
 
 # %% ../../nbs/lib/lrp.ipynb #00000006
 @restores_state

@@ -27,6 +27,7 @@ _STREAM_MIXER = 'HyperConnection'
 _CLAMPS = frozenset('clamp clamp_min clamp_max'.split())
 # functions that turn softmax weights into weights
 _KEEPS_WEIGHTS = LINEAR - LINEAR_LAYERS - {'embedding'} | ELEMENTWISE | _CLAMPS
+_MATRIX_PRODUCTS = FACTOR_POSITIONS.keys() - ELEMENTWISE - LINEAR_LAYERS
 
 
 class AttentionRecord(NamedTuple):
@@ -172,8 +173,8 @@ class Softmaxes:
 
     def propagate(self, name: str, out: Any, softmaxes: tuple[Softmax, ...]) -> None:
         "Mark a result that is computed from softmax weights only."
-        is_product = name in FACTOR_POSITIONS and name not in ELEMENTWISE
-        if name not in _KEEPS_WEIGHTS and not (is_product and len(softmaxes) > 1):
+        is_product = name in _MATRIX_PRODUCTS and len(softmaxes) > 1
+        if name not in _KEEPS_WEIGHTS and not is_product:
             softmaxes = ()
         for t in tensors_in(out):
             if softmaxes or marks_of(t).softmaxes:

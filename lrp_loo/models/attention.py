@@ -103,8 +103,8 @@ def operation_name(func: Callable[..., Any]) -> str:
     name = getattr(func, '__name__', None)
     if name is None:
         return str(func)
-    if name == '__get__' and hasattr(func, '__self__'):
-        return func.__self__.__name__
+    if name in ('__get__', '__set__') and hasattr(func, '__self__'):
+        return ('set_' if name == '__set__' else '') + func.__self__.__name__
     return name
 
 
