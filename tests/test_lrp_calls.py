@@ -507,3 +507,15 @@ def test_an_error_in_the_middle_leaves_no_mark_behind():
         held = a * b  # still a gate
     assert rules.report().rule.tolist() == ['constant gate']
     assert torch.autograd.grad(held.sum(), a, allow_unused=True) == (None,)
+
+
+def test_a_part_of_a_gate_is_read_and_the_gate_stays_one():
+    "CP-LRP holds silu(a) constant, also after a view of it was taken."
+
+    def f(a, b):
+        gate = F.silu(a)
+        gate[:2], gate.view(-1), list(gate)
+        return gate * b
+
+    g = gradient_at(f, cp_lrp())
+    assert_same(g, gradient_at(lambda a, b: F.silu(a).detach() * b))

@@ -126,34 +126,34 @@ class Hooks:
     thread: int = field(default_factory=threading.get_ident)  # the only one that calls
     n_suspended: int = field(default_factory=lambda: _THREAD.n_suspended)
 
+    def __post_init__(self):
+        self._entries = []  # (hook, the tables of its module that hold it)
+        for module, before, after in self.module_hooks:
+            if before is not None:
+                tables = [module._forward_pre_hooks_with_kwargs]
+                tables.append(module._forward_pre_hooks)
+                self._entries.append((Hook(self, before), tables))
+            if after is not None:
+                tables = [module._forward_hooks_with_kwargs, module._forward_hooks]
+                if self.always_call:
+                    tables.append(module._forward_hooks_always_called)
+                self._entries.append((Hook(self, after), tables))
+
     def register(self) -> None:
         "Register all hooks and enable them."
         self.is_open = True
-        for module, before, after in self.module_hooks:
-            if before is not None:
-                module.register_forward_pre_hook(Hook(self, before), with_kwargs=True)
-            if after is not None:
-                module.register_forward_hook(
-                    Hook(self, after), with_kwargs=True, always_call=self.always_call
-                )
+        # torch's own functions make a handle for each, which takes longer than a call
+        # of the hook, and which an interruption can lose; here a hook is its own key
+        for hook, tables in self._entries:
+            for table in tables:
+                table[hook] = hook
 
     def remove(self) -> None:
         "Disable all hooks, then remove them."
         self.is_open = False
-        for module, _, _ in self.module_hooks:
-            # an interruption can lose a handle, so hooks are found by their owner
-            for hooks, *tables in (
-                (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-                (
-                    module._forward_hooks,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ),
-            ):
-                for key, hook in list(hooks.items()):
-                    if isinstance(hook, Hook) and hook.owner is self:
-                        for table in (*tables, hooks):
-                            table.pop(key, None)
+        for hook, tables in self._entries:
+            for table in tables:
+                table.pop(hook, None)
 
 
 @contextlib.contextmanager

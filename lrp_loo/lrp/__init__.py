@@ -24,7 +24,7 @@ from ..inputs.targets import OneTarget, Readout
 from .attention import Softmaxes, softmaxes_of
 from .composite import ACTIVATIONS, Composite, Operation, dependent_tensors
 from .composite import gradient, mark, mark_outputs, marks_of, positional
-from .composite import tensors_in
+from .composite import mark_dependent, tensors_in
 from .report import LEAVING, Report, checkpoint_error, gradients, lost_place
 from .report import lost_gradient, mark_lost, operands_read, refuse_lost
 from .report import refuse_checkpoint, tensor_versions, watch_backward
@@ -32,6 +32,7 @@ from .table import RULES, Call, identity_rule, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.call import forward, watch_embeddings
 from ..models.structure import all_modules, embedding_modules, layers_of
+from ..models.structure import walk_once
 from ..records.base import Table
 
 # %% ../../nbs/lib/lrp.ipynb #0000000a
@@ -48,6 +49,16 @@ _FORMULAS = (
 )
 
 
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_IN_PLACE = frozenset(
+    '__iadd__ __isub__ __imul__ __imatmul__ __itruediv__ __ipow__ __setitem__'.split()
+)
+
+
+def _is_in_place(name):
+    return name[-1] == '_' and (name[-2:] != '__' or name in _IN_PLACE)
+
+
 def _is_norm(module):
     "Return True for a normalization layer without submodules."
     is_norm = type(module).__name__.endswith('Norm')
@@ -57,6 +68,7 @@ def _is_norm(module):
 class lrp_rules(TorchFunctionMode):
     "A context in which `model` computes the same numbers, with a rule set's gradients."
 
+    @walk_once()
     def __init__(
         self,
         # any torch module, best a transformers model; unchanged
@@ -154,8 +166,8 @@ class lrp_rules(TorchFunctionMode):
             layer = enclosing_layers.get(path.rpartition('.')[0], number)
             if not self._shares_layers:
                 enclosing_layers[path] = layer if number is None else number
-            before = partial(self._before_module, path, number, layer)
-            hooks.append((m, before, self._after_module))
+            place = path, number, layer, self._may_be_one_operation(m)
+            hooks.append((m, partial(self._before_module, place), self._after_module))
         self._hooks = Hooks(hooks, always_call=True)
         register_undo(self._leave)
         try:
@@ -189,7 +201,8 @@ class lrp_rules(TorchFunctionMode):
 
     # ---- modules
 
-    def _before_module(self, path, number, enclosing_layer, module, args, kwargs):
+    def _before_module(self, place, module, args, kwargs):
+        path, number, enclosing_layer, may_be_one_operation = place
         if not self._outer:  # the model's inputs are explained
             mark_outputs((args, kwargs), depends=True)
             self._calls = 0
@@ -201,16 +214,17 @@ class lrp_rules(TorchFunctionMode):
         # a module that several layers share belongs to the layer that calls it
         outer = enclosing_layer if self.layer is None else self.layer
         self.module, self.layer = path, outer if number is None else number
-        self._opaque += self._is_one_operation(module)
+        if may_be_one_operation:
+            operation = Operation(type(module).__name__, path, self.layer)
+            is_listed = may_be_one_operation != 'by choice'
+            self._opaque += is_listed or self._choice_for(operation) is not None
 
-    def _is_one_operation(self, module):
-        if isinstance(module, self._formulas):
-            return True
-        # then x·rsqrt(mean x²) is not a product of two activations
-        if self.composite.layer_norm == 'gradient' and _is_norm(module):
-            return True
-        operation = Operation(type(module).__name__, self.module, self.layer)
-        return self._choice_for(operation) is not None
+    def _may_be_one_operation(self, module):
+        # of a norm x·rsqrt(mean x²) is then no product of two activations
+        is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(module)
+        if isinstance(module, self._formulas) or is_plain_norm:
+            return 'always'
+        return 'by choice' if self.composite.choices else ''
 
     def _after_module(self, module, args, kwargs, out):
         operation = Operation(type(module).__name__, self.module, self.layer)
@@ -291,11 +305,11 @@ class lrp_rules(TorchFunctionMode):
 
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."
-        name, args = call.name, call.args
-        if self._has_rules:
+        name, args, operation = call.name, call.args, call.operation
+        if self._has_rules and _saved_tensor_hooks(True):
             refuse_checkpoint(self.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
-        choice = self._choice_for(call.operation) if self.composite.choices else None
+        choice = self._choice_for(operation) if self.composite.choices else None
         if choice:
             rule = choice.rule.__name__
             out = choice.rule(call.func, *args, **call.kwargs)
@@ -307,31 +321,26 @@ class lrp_rules(TorchFunctionMode):
                 )
         else:
             out, rule = self.table.get(name, unknown)(call, self.composite)
-        changed = out
-        if name == '__setitem__':
-            changed = args[0]
-            mark_outputs(changed, depends=True)
+        changed = args[0] if name == '__setitem__' else out
+        outputs = tensors_in(changed)
         # an operand that is held constant carried relevance, too
-        is_constant, outputs = rule.startswith('constant'), tensors_in(changed)
-        if not (outputs or is_constant or name == '__setitem__'):
-            if not choice:
-                self.any_lost |= mark_lost(name, operands, out, self.module)
-            return out
-        self._note(call, operands, dependent, outputs, rule)
-        if self.softmaxes.recorded and name != 'softmax':
-            self.softmaxes.propagate(name, changed, softmaxes)
+        if outputs or rule.startswith('constant'):
+            self._note(operation, operands, dependent, outputs, rule)
+            if self.softmaxes.recorded and name != 'softmax':
+                self.softmaxes.propagate(name, changed, softmaxes)
+        elif not choice:
+            self.any_lost |= mark_lost(name, operands, out, self.module)
         return out
 
-    def _note(self, call, operands, dependent, outputs, rule):
+    def _note(self, operation, operands, dependent, outputs, rule):
         "Count a call that carried relevance, and mark its result."
-        name, operation = call.name, call.operation
+        name = operation.name
         self._report_untracked(operation, dependent)
         self.seen.count(operation, rule)
-        mark_outputs(outputs, depends=True)
-        is_gate = name.rstrip('_') in ACTIVATIONS
+        mark_dependent(outputs)
         # an operation in place may end what the tensor was
-        if is_gate or name.startswith('__i') or name.endswith('_'):
-            mark_outputs(outputs, is_gate=is_gate)
+        if name in ACTIVATIONS or _is_in_place(name):
+            mark_outputs(outputs, is_gate=name.rstrip('_') in ACTIVATIONS)
         if rule == 'none':
             watch_backward(operation, outputs)
         if self.any_lost:

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Bypass', 'MAX_LAYERS', 'MAX_EPS', 'ACTIVATIONS', 'NORMALIZERS', 'ELEMENTWISE', 'LINEAR_LAYERS', 'PARAMETERS',
            'SUM_AND_PRODUCT', 'FACTOR_POSITIONS', 'DIVISIONS', 'SUMS', 'LINEAR', 'Operation', 'Choice', 'Composite',
-           'attn_lrp', 'cp_lrp', 'gradient', 'positional', 'Marks', 'marks_of', 'mark', 'tensors_in', 'mark_outputs',
-           'carries_relevance', 'dependent_tensors']
+           'attn_lrp', 'cp_lrp', 'gradient', 'positional', 'Marks', 'marks_of', 'mark', 'mark_dependent', 'tensors_in',
+           'mark_outputs', 'carries_relevance', 'dependent_tensors']
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000002
 import fnmatch
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Integral, Real
@@ -255,7 +255,7 @@ def positional(
     return (*args, *(kwargs.pop(key, None) for key in names[:n])), kwargs
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000015
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Marks:
     "Notes of `lrp_rules` on a tensor: how it was computed."
 
@@ -272,18 +272,29 @@ class Marks:
 
 
 _NO_MARKS = Marks()
+_DEPENDS = Marks(depends=True)  # most tensors' marks
 
 
-def marks_of(t: torch.Tensor) -> Marks:  # do not change it
+def marks_of(t: torch.Tensor) -> Marks:
     "Return a tensor's marks."
     return getattr(t, '_lrp_loo_marks', _NO_MARKS)
 
 
 def mark(t: torch.Tensor, **marks: Any) -> None:
     "Set fields of a tensor's `Marks`."
-    if (of_tensor := marks_of(t)) is _NO_MARKS:
-        t._lrp_loo_marks = of_tensor = Marks()
-    vars(of_tensor).update(marks)
+    t._lrp_loo_marks = replace(marks_of(t), **marks)
+
+
+def mark_dependent(tensors: Iterable[torch.Tensor]) -> None:
+    "Mark results of operations, and what they are views of, as dependent on the input."
+    for t in tensors:
+        for x in (t, t._base):  # an operation in place may have changed the base
+            if x is None or (marks := marks_of(x)).depends or x.is_leaf:
+                continue
+            if marks is _NO_MARKS:
+                x._lrp_loo_marks = _DEPENDS
+            else:
+                mark(x, depends=True)
 
 
 def tensors_in(
@@ -297,10 +308,8 @@ def tensors_in(
             if isinstance(x, torch.Tensor):
                 if x.requires_grad or not with_gradient:
                     tensors.append(x)
-            elif isinstance(x, (list, tuple)):
-                nested.append(x)
-            elif isinstance(x, dict):
-                nested.append(x.values())
+            elif isinstance(x, (list, tuple, dict)):
+                nested.append(x.values() if isinstance(x, dict) else x)
     return tensors
 
 

@@ -24,6 +24,7 @@ from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE, FACTOR_POSITIONS
 from .composite import LINEAR, NORMALIZERS, SUM_AND_PRODUCT, SUMS
 from .composite import LINEAR_LAYERS, Composite, Operation, carries_relevance
 from .composite import dependent_tensors, mark_outputs, marks_of
+from .composite import tensors_in
 from .rules import constant, epsilon_rule, scale_gradient
 from ..models.attention import AttentionCall, float_mask, operation_name
 
@@ -266,8 +267,12 @@ def power(call: Call, composite: Composite) -> RuleResult:
     exponent = call.args[1]
     if not isinstance(exponent, (int, float)):
         return unknown(call, composite)
-    rule = normalizer if exponent < 0 or exponent == 0.5 else activation
-    return rule(call, composite)
+    if exponent < 0 or exponent == 0.5:
+        return normalizer(call, composite)
+    if exponent < 2 or composite.activation == 'gradient':
+        return activation(call, composite)
+    # xⁿ/x is the derivative divided by n
+    return scale_gradient(call.compute(), 1 / exponent), 'identity'
 
 
 def in_place(call: Call, composite: Composite) -> RuleResult:
@@ -277,8 +282,8 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
     func = getattr(torch.Tensor, name, None) or getattr(F, name)
     target, *others = call.args
     copy = target.clone()
-    mark_outputs(copy, **vars(marks_of(target)))
-    mark_outputs(copy, depends=carries_relevance(target))
+    marks = vars(marks_of(target)) | dict(depends=carries_relevance(target))
+    mark_outputs(copy, **marks)
     name = operation_name(func)
     new_call = replace(call, func=func, name=name, args=(copy, *others))
     out, rule = call.context.table.get(name, unknown)(new_call, call.context.composite)
@@ -295,19 +300,21 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
         args = [args[0], *args[1]]
     candidates = FACTOR_POSITIONS[name] or range(1, len(args))
     positions = [i for i in candidates if i < len(args) and carries_relevance(args[i])]
-    if call.context.softmaxes.hold(name, args, positions):
-        return call.func(*args, **kwargs), 'constant gate'
-    positions = [i for i in positions if carries_relevance(args[i])]
-    n = len(positions)
-    if n == 2 and composite.gate == 'constant' and name in ELEMENTWISE:
-        gates = [i for i in positions if marks_of(args[i]).is_gate]
-        if len(gates) == 1:
-            args[gates[0]] = constant(args[gates[0]])
+    if len(positions) > 1:
+        if _hold_gates(call, composite, args, positions):
             return call.func(*args, **kwargs), 'constant gate'
-    if n > 1 and composite.product == 'half':
+        positions = [i for i in positions if carries_relevance(args[i])]
+    n = len(positions)
+    is_shared = n > 1 and composite.product == 'half'
+    # a share of the gradient to each factor is that share to their product, if
+    # nothing else takes part
+    is_alone = n == len(tensors_in(args, kwargs))
+    if is_shared and not is_alone:
         for i in positions:
             args[i] = scale_gradient(args[i], 1 / n)
     out = call.func(*args, **kwargs)
+    if is_shared and is_alone:
+        out = scale_gradient(out, 1 / n)
     # an element-wise product is one contribution, which needs no ε; for n
     # factors, n·y/(n·y + ε sign y) = y/(y + ε/n sign y)
     if name not in ELEMENTWISE:
@@ -315,6 +322,19 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     share = 'half' if n == 2 else f'1/{n}'
     rule = 'gradient' if composite.product == 'gradient' else share
     return out, rule if n > 1 else 'linear'
+
+
+def _hold_gates(call, composite, args, positions):
+    "Replace what the rule set holds constant in `args`; return True if it is a gate."
+    if call.context.softmaxes.hold(call.name, args, positions):
+        return True
+    positions = [i for i in positions if carries_relevance(args[i])]
+    gates = [i for i in positions if marks_of(args[i]).is_gate]
+    is_constant = composite.gate == 'constant' and call.name in ELEMENTWISE
+    if not is_constant or (len(positions), len(gates)) != (2, 1):
+        return False
+    args[gates[0]] = constant(args[gates[0]])
+    return True
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000001c
 def fused_attention(
