@@ -25,7 +25,7 @@ from .attention import Softmaxes, softmaxes_of
 from .composite import ACTIVATIONS, Composite, Operation, dependent_tensors
 from .composite import gradient, mark, mark_outputs, marks_of, positional
 from .composite import mark_dependent, tensors_in
-from .report import LEAVING, Report, checkpoint_error, gradients, lost_place
+from .report import LEAVING, Report, gradients, lost_place
 from .report import lost_gradient, mark_lost, operands_read, refuse_lost
 from .report import refuse_checkpoint, tensor_versions, watch_backward
 from .table import RULES, Call, identity_rule, unknown
@@ -306,8 +306,8 @@ class lrp_rules(TorchFunctionMode):
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."
         name, args, operation = call.name, call.args, call.operation
-        if self._has_rules and _saved_tensor_hooks(True):
-            refuse_checkpoint(self.module)
+        if self._has_rules and (hooks := _saved_tensor_hooks(True)):
+            refuse_checkpoint(hooks[0].__module__, self.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
         choice = self._choice_for(operation) if self.composite.choices else None
         if choice:
@@ -351,8 +351,7 @@ class lrp_rules(TorchFunctionMode):
         for t in operands:
             if marks_of(t).depends is None and t.grad_fn is not None:
                 untracked = operation._replace(name=t.grad_fn.name())
-                if untracked.name == 'CheckpointFunctionBackward':
-                    raise checkpoint_error(operation.module)
+                refuse_checkpoint(untracked.name, operation.module)
                 self.seen.count(untracked, 'none')
                 watch_backward(untracked, [t])
                 # its forward ran without gradients, and its backward gives them

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEAVING', 'Report', 'operands_read', 'lost_place', 'tensor_versions', 'mark_lost', 'refuse_lost', 'lost_gradient',
-           'refuse_checkpoint', 'checkpoint_error', 'watch_backward', 'gradients', 'gradients_of_each',
-           'input_gradient']
+           'refuse_checkpoint', 'watch_backward', 'gradients', 'gradients_of_each', 'input_gradient']
 
 # %% ../../nbs/lib/lrp_report.ipynb #00000002
 import warnings
@@ -190,21 +189,18 @@ def lost_gradient(name: str, module: str) -> ValueError:
     )
 
 
-def refuse_checkpoint(module: str) -> None:
+def refuse_checkpoint(
+    function: str,  # name of the module of its hook on saved tensors, or of its node
+    module: str,
+) -> None:
     "Raise ValueError if torch.utils.checkpoint will compute this part again."
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks and 'checkpoint' in hooks[0].__module__:
-        raise checkpoint_error(module)
-
-
-def checkpoint_error(module: str) -> ValueError:
-    "Return the error that names a part inside a checkpoint."
-    return ValueError(
-        f"{module or 'a part of the model'} runs in torch.utils.checkpoint, which"
-        " computes it again after the rules are gone; switch it off"
-        " (model.gradient_checkpointing_disable()), or take a method without"
-        " gradients ('loo', 'rollout')"
-    )
+    if 'checkpoint' in function.lower():
+        raise ValueError(
+            f"{module or 'a part of the model'} runs in torch.utils.checkpoint, which"
+            " computes it again after the rules are gone; switch it off"
+            " (model.gradient_checkpointing_disable()), or take a method without"
+            " gradients ('loo', 'rollout')"
+        )
 
 
 def watch_backward(operation: Operation, tensors: list[torch.Tensor]) -> None:

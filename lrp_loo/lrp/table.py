@@ -301,7 +301,7 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     candidates = FACTOR_POSITIONS[name] or range(1, len(args))
     positions = [i for i in candidates if i < len(args) and carries_relevance(args[i])]
     if len(positions) > 1:
-        if _hold_gates(call, composite, args, positions):
+        if call.context.softmaxes.hold(name, args, positions):
             return call.func(*args, **kwargs), 'constant gate'
         positions = [i for i in positions if carries_relevance(args[i])]
     n = len(positions)
@@ -322,19 +322,6 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     share = 'half' if n == 2 else f'1/{n}'
     rule = 'gradient' if composite.product == 'gradient' else share
     return out, rule if n > 1 else 'linear'
-
-
-def _hold_gates(call, composite, args, positions):
-    "Replace what the rule set holds constant in `args`; return True if it is a gate."
-    if call.context.softmaxes.hold(call.name, args, positions):
-        return True
-    positions = [i for i in positions if carries_relevance(args[i])]
-    gates = [i for i in positions if marks_of(args[i]).is_gate]
-    is_constant = composite.gate == 'constant' and call.name in ELEMENTWISE
-    if not is_constant or (len(positions), len(gates)) != (2, 1):
-        return False
-    args[gates[0]] = constant(args[gates[0]])
-    return True
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000001c
 def fused_attention(
