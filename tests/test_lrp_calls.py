@@ -351,7 +351,7 @@ LOST = {
         lambda a, b: torch.from_dlpack(a.detach()) * b,
         lambda a, b: pickle.loads(pickle.dumps(a.detach())) * b,
     ],
-    'no_grad': [
+    'no_grad|overwrites activations': [
         after(lambda a, b: a.mul_(2)),
         after(lambda a, b: a.__setitem__(0, 0)),
         after(lambda a, b: a.__setitem__(0, b[0])),
@@ -362,11 +362,11 @@ LOST = {
         lambda a, b: torch.no_grad()(torch.neg)(a) * b,
         lambda a, b: torch.inference_mode()(torch.neg)(a).clone() * b,
     ],
-    'data|mul_|__setitem__': [
+    'mul_|__setitem__': [
         after_all(lambda a, b: a.data.mul_(2)),
         after_all(lambda a, b: a.data.__setitem__(0, 1.0)),
     ],
-    'detach|zero_|mul_': [
+    'zero_|mul_': [
         after_all(lambda a, b: a.detach().mul_(2)),
         after_all(lambda a, b: a.detach()[:2].zero_()),
         after_all(lambda a, b: a[1:].detach().mul_(2)),

@@ -27,7 +27,8 @@ from .composite import gradient, mark, mark_outputs, marks_of, positional
 from .composite import mark_dependent, tensors_in
 from .report import LEAVING, Report, gradients, lost_place
 from .report import lost_gradient, mark_lost, operands_read, refuse_lost
-from .report import refuse_checkpoint, tensor_versions, watch_backward
+from .report import refuse_checkpoint, refuse_written, tensor_versions
+from .report import watch_backward
 from .table import RULES, Call, identity_rule, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.call import forward, watch_embeddings
@@ -286,22 +287,23 @@ class lrp_rules(TorchFunctionMode):
                 args, kwargs = positional(name, args, kwargs)
             call = Call(func, name, args, kwargs, self)
             return self._apply_rule(call, operands, dependent)
-        versions = tensor_versions(operands) if self._may_be_lost() else ()
+        versions = tensor_versions(operands) if self._may_be_lost() else []
         out = func(*args, **kwargs)
+        refuse_written(name, versions, self.module)
         changed = args[0] if name == '__setitem__' else out
-        self._mark_without_relevance(name, operands, changed, self.module, versions)
+        self._mark_without_relevance(name, operands, changed, self.module)
         return out
 
     def _may_be_lost(self):
         "Return True if an operation without relevance may lose a gradient."
         return self.any_lost or (self._has_graph and not torch.is_grad_enabled())
 
-    def _mark_without_relevance(self, name, operands, out, module, versions=()):
+    def _mark_without_relevance(self, name, operands, out, module):
         "Mark a result of parameters and constants, or of numbers without a gradient."
         if torch.is_grad_enabled():
             mark_outputs(out, depends=False)
         if self._may_be_lost():
-            self.any_lost |= mark_lost(name, operands, out, module, versions)
+            self.any_lost |= mark_lost(name, operands, out, module)
 
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."

@@ -265,10 +265,7 @@ class Marks:
     softmaxes: tuple[Any, ...] = ()
     # (function, module) that cut the gradient, if it depends on the input
     lost: tuple[str, str] | None = None
-    source: Any = None  # the tensor with a gradient whose memory it shares, if lost
-
-    def __getstate__(self):  # a copy of the tensor has memory of its own
-        return vars(self) | dict(source=None)
+    shares_memory: bool = False  # with a tensor that has a gradient, if it is lost
 
 
 _NO_MARKS = Marks()
