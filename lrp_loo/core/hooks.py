@@ -149,11 +149,13 @@ class Hooks:
                 table[hook] = hook
 
     def remove(self) -> None:
-        "Disable all hooks, then remove them."
+        "Disable all hooks, then remove them for good."
         self.is_open = False
-        for hook, tables in self._entries:
+        while self._entries:
+            hook, tables = self._entries[-1]
             for table in tables:
                 table.pop(hook, None)
+            self._entries.pop()  # it refers to this object: no cycle stays
 
 
 @contextlib.contextmanager
