@@ -519,3 +519,19 @@ def test_a_part_of_a_gate_is_read_and_the_gate_stays_one():
 
     g = gradient_at(f, cp_lrp())
     assert_same(g, gradient_at(lambda a, b: F.silu(a).detach() * b))
+
+
+@pytest.mark.parametrize('rules', [attn_lrp(), cp_lrp()])
+def test_weights_that_are_trained_are_no_factors(rules):
+    "A fused attention of torch divides one parameter into three weights."
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True).double()
+
+    def relevance(is_trained):
+        x = X.clone().requires_grad_()
+        attention.requires_grad_(is_trained)
+        with lrp_rules(attention, rules, strict=True):
+            y = attention(x[None], x[None], x[None])[0]
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    assert_same(relevance(True), relevance(False))

@@ -355,10 +355,10 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
         layer = replace(call, func=F.linear, name='linear', args=args, kwargs={})
         return multiplication(layer, composite)[0]
 
-    weights = [a[f'{n}_proj_weight'] for n in 'qkv']
+    weights, bias = [a[f'{n}_proj_weight'] for n in 'qkv'], a['in_proj_bias']
     if not a['use_separate_proj_weight']:
         weights = a['in_proj_weight'].chunk(3)
-    bias = a['in_proj_bias']
+        mark_outputs(weights, depends=carries_relevance(a['in_proj_weight']))
     biases = [None] * 3 if bias is None else bias.chunk(3)
     mark_outputs(biases, depends=carries_relevance(bias))
     heads = []
