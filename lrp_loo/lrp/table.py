@@ -308,12 +308,12 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     is_shared = n > 1 and composite.product == 'half'
     # a share of the gradient to each factor is that share to their product, if
     # nothing else takes part
-    is_alone = n == len(tensors_in(args, kwargs))
+    is_alone = is_shared and n == len(tensors_in(args, kwargs))
     if is_shared and not is_alone:
         for i in positions:
             args[i] = scale_gradient(args[i], 1 / n)
     out = call.func(*args, **kwargs)
-    if is_shared and is_alone:
+    if is_alone:
         out = scale_gradient(out, 1 / n)
     # an element-wise product is one contribution, which needs no ε; for n
     # factors, n·y/(n·y + ε sign y) = y/(y + ε/n sign y)
