@@ -167,7 +167,10 @@ class lrp_rules(TorchFunctionMode):
             layer = enclosing_layers.get(path.rpartition('.')[0], number)
             if not self._shares_layers:
                 enclosing_layers[path] = layer if number is None else number
-            place = path, number, layer, self._may_be_one_operation(m)
+            # x·rsqrt(mean x²) is no product of two activations if norms have no rule
+            is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(m)
+            is_one_operation = is_plain_norm or isinstance(m, self._formulas)
+            place = path, number, layer, is_one_operation
             hooks.append((m, partial(self._before_module, place), self._after_module))
         self._hooks = Hooks(hooks, always_call=True)
         register_undo(self._leave)
@@ -203,7 +206,7 @@ class lrp_rules(TorchFunctionMode):
     # ---- modules
 
     def _before_module(self, place, module, args, kwargs):
-        path, number, enclosing_layer, may_be_one_operation = place
+        path, number, enclosing_layer, is_one_operation = place
         if not self._outer:  # the model's inputs are explained
             mark_outputs((args, kwargs), depends=True)
             self._calls = 0
@@ -215,17 +218,10 @@ class lrp_rules(TorchFunctionMode):
         # a module that several layers share belongs to the layer that calls it
         outer = enclosing_layer if self.layer is None else self.layer
         self.module, self.layer = path, outer if number is None else number
-        if may_be_one_operation:
+        if self.composite.choices and not is_one_operation:
             operation = Operation(type(module).__name__, path, self.layer)
-            is_listed = may_be_one_operation != 'by choice'
-            self._opaque += is_listed or self._choice_for(operation) is not None
-
-    def _may_be_one_operation(self, module):
-        # of a norm x·rsqrt(mean x²) is then no product of two activations
-        is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(module)
-        if isinstance(module, self._formulas) or is_plain_norm:
-            return 'always'
-        return 'by choice' if self.composite.choices else ''
+            is_one_operation = self._choice_for(operation) is not None
+        self._opaque += is_one_operation
 
     def _after_module(self, module, args, kwargs, out):
         operation = Operation(type(module).__name__, self.module, self.layer)
