@@ -16,9 +16,9 @@ from lrp_loo.paper.ledger import SENTENCES, entry_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {p.stem: p for p in tracked('nbs/[0-9]*.ipynb')}
-MOST_WORDS = 11_000
-MOST_LINES = 2_300  # of code
-IN_ONE = dict(words=1_300, lines=200)  # of a chapter
+MOST_WORDS = 11_275
+MOST_LINES = 2_370  # of code
+IN_ONE = dict(words=1_300, lines=235)  # of a chapter
 NEXT = r'Next: \[[^\]]+\]\((?:\.\./|guide/)?(\w+)\.(?:ipynb|md)[^)]*\)'
 
 

@@ -23,13 +23,17 @@ from ..core.hooks import Hooks, forget_undo, register_undo, restores_state
 from ..inputs.targets import OneTarget, Readout
 from .attention import Softmaxes, softmaxes_of
 from .composite import ACTIVATIONS, Composite, Operation, dependent_tensors
-from .composite import gradient, mark, mark_outputs, marks_of, tensors_in
-from .report import Report, gradients, mark_lost, operands_read
-from .report import refuse_lost, watch_backward
+from .composite import gradient, mark, mark_outputs, marks_of, positional
+from .composite import mark_dependent, tensors_in
+from .report import LEAVING, Report, gradients, lost_place
+from .report import lost_gradient, mark_lost, operands_read, refuse_lost
+from .report import refuse_checkpoint, refuse_written, tensor_versions
+from .report import watch_backward
 from .table import RULES, Call, identity_rule, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.call import forward, watch_embeddings
 from ..models.structure import all_modules, embedding_modules, layers_of
+from ..models.structure import walk_once
 from ..records.base import Table
 
 # %% ../../nbs/lib/lrp.ipynb #0000000a
@@ -46,6 +50,16 @@ _FORMULAS = (
 )
 
 
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_IN_PLACE = frozenset(
+    '__iadd__ __isub__ __imul__ __imatmul__ __itruediv__ __ipow__ __setitem__'.split()
+)
+
+
+def _is_in_place(name):
+    return name[-1] == '_' and (name[-2:] != '__' or name in _IN_PLACE)
+
+
 def _is_norm(module):
     "Return True for a normalization layer without submodules."
     is_norm = type(module).__name__.endswith('Norm')
@@ -55,6 +69,7 @@ def _is_norm(module):
 class lrp_rules(TorchFunctionMode):
     "A context in which `model` computes the same numbers, with a rule set's gradients."
 
+    @walk_once()
     def __init__(
         self,
         # any torch module, best a transformers model; unchanged
@@ -81,6 +96,7 @@ class lrp_rules(TorchFunctionMode):
                 f"record={record!r} is not known; take True, False or 'attention'"
             )
         self.model, self.composite, self.strict = model, composite, strict
+        self._has_rules = replace(composite, name='gradient') != gradient()
         self.table = RULES | composite.rules
         layers = layers_of(model)
         is_all = composite.bypass_softmax == 'all'
@@ -151,8 +167,11 @@ class lrp_rules(TorchFunctionMode):
             layer = enclosing_layers.get(path.rpartition('.')[0], number)
             if not self._shares_layers:
                 enclosing_layers[path] = layer if number is None else number
-            before = partial(self._before_module, path, number, layer)
-            hooks.append((m, before, self._after_module))
+            # x·rsqrt(mean x²) is no product of two activations if norms have no rule
+            is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(m)
+            is_one_operation = is_plain_norm or isinstance(m, self._formulas)
+            place = path, number, layer, is_one_operation
+            hooks.append((m, partial(self._before_module, place), self._after_module))
         self._hooks = Hooks(hooks, always_call=True)
         register_undo(self._leave)
         try:
@@ -169,12 +188,11 @@ class lrp_rules(TorchFunctionMode):
             self._leave()
             forget_undo(self._leave)
         self._hooks = None  # they refer to this object: free the cycle early
-        composite = self.composite
         if kind is not None:
             return
-        if composite.bypass_softmax not in ('all', frozenset()):
+        if self.composite.bypass_softmax not in ('all', frozenset()):
             self.softmaxes.check_layers()
-        if replace(composite, name='gradient') != gradient():  # that needs no rule
+        if self._has_rules:
             self.seen.complain(self.strict)
 
     def _leave(self):
@@ -187,7 +205,8 @@ class lrp_rules(TorchFunctionMode):
 
     # ---- modules
 
-    def _before_module(self, path, number, enclosing_layer, module, args, kwargs):
+    def _before_module(self, place, module, args, kwargs):
+        path, number, enclosing_layer, is_one_operation = place
         if not self._outer:  # the model's inputs are explained
             mark_outputs((args, kwargs), depends=True)
             self._calls = 0
@@ -199,16 +218,10 @@ class lrp_rules(TorchFunctionMode):
         # a module that several layers share belongs to the layer that calls it
         outer = enclosing_layer if self.layer is None else self.layer
         self.module, self.layer = path, outer if number is None else number
-        self._opaque += self._is_one_operation(module)
-
-    def _is_one_operation(self, module):
-        if isinstance(module, self._formulas):
-            return True
-        # then x·rsqrt(mean x²) is not a product of two activations
-        if self.composite.layer_norm == 'gradient' and _is_norm(module):
-            return True
-        operation = Operation(type(module).__name__, self.module, self.layer)
-        return self._choice_for(operation) is not None
+        if self.composite.choices and not is_one_operation:
+            operation = Operation(type(module).__name__, path, self.layer)
+            is_one_operation = self._choice_for(operation) is not None
+        self._opaque += is_one_operation
 
     def _after_module(self, module, args, kwargs, out):
         operation = Operation(type(module).__name__, self.module, self.layer)
@@ -218,8 +231,8 @@ class lrp_rules(TorchFunctionMode):
         try:
             if not self._outer:  # no later operation checks the model's output
                 self._report_untracked(operation, tensors_in(out))
-                if self.any_lost and not dependent_tensors(out):
-                    refuse_lost(operation.name, out)
+                if self.any_lost:
+                    refuse_lost(operation.name, dependent_tensors(out) or out)
             if self._opaque == 1 and not opaque:
                 return self._as_one_operation(operation, module, args, kwargs, out)
         finally:
@@ -261,27 +274,40 @@ class lrp_rules(TorchFunctionMode):
         if self._opaque or name in _PASSIVE_ATTRIBUTES:
             return func(*args, **kwargs)
         operands = operands_read(name, args, kwargs)
-        if torch.is_grad_enabled() and (dependent := dependent_tensors(operands)):
+        dependent = dependent_tensors(operands)
+        if name in LEAVING and self._outer and self._has_graph:
+            if place := lost_place(operands) or (dependent and (name, self.module)):
+                raise lost_gradient(*place)
+        if dependent and torch.is_grad_enabled():
+            if kwargs:
+                args, kwargs = positional(name, args, kwargs)
             call = Call(func, name, args, kwargs, self)
             return self._apply_rule(call, operands, dependent)
+        versions = tensor_versions(operands) if self._may_be_lost() else []
         out = func(*args, **kwargs)
+        refuse_written(name, versions, self.module)
         changed = args[0] if name == '__setitem__' else out
         self._mark_without_relevance(name, operands, changed, self.module)
         return out
 
+    def _may_be_lost(self):
+        "Return True if an operation without relevance may lose a gradient."
+        return self.any_lost or (self._has_graph and not torch.is_grad_enabled())
+
     def _mark_without_relevance(self, name, operands, out, module):
         "Mark a result of parameters and constants, or of numbers without a gradient."
-        has_grad = torch.is_grad_enabled()
-        if has_grad:
+        if torch.is_grad_enabled():
             mark_outputs(out, depends=False)
-        if self.any_lost or (not has_grad and self._has_graph):
+        if self._may_be_lost():
             self.any_lost |= mark_lost(name, operands, out, module)
 
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."
-        name, args = call.name, call.args
+        name, args, operation = call.name, call.args, call.operation
+        if self._has_rules and (hooks := _saved_tensor_hooks(True)):
+            refuse_checkpoint(hooks[0].__module__, self.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
-        choice = self._choice_for(call.operation) if self.composite.choices else None
+        choice = self._choice_for(operation) if self.composite.choices else None
         if choice:
             rule = choice.rule.__name__
             out = choice.rule(call.func, *args, **call.kwargs)
@@ -293,31 +319,26 @@ class lrp_rules(TorchFunctionMode):
                 )
         else:
             out, rule = self.table.get(name, unknown)(call, self.composite)
-        changed = out
-        if name == '__setitem__':
-            changed = args[0]
-            mark_outputs(changed, depends=True)
+        changed = args[0] if name == '__setitem__' else out
+        outputs = tensors_in(changed)
         # an operand that is held constant carried relevance, too
-        is_constant, outputs = rule.startswith('constant'), tensors_in(changed)
-        if not (outputs or is_constant or name == '__setitem__'):
-            if not choice:
-                self.any_lost |= mark_lost(name, operands, out, self.module)
-            return out
-        self._note(call, operands, dependent, outputs, rule)
-        if self.softmaxes.recorded and name != 'softmax':
-            self.softmaxes.propagate(name, changed, softmaxes)
+        if outputs or rule.startswith('constant'):
+            self._note(operation, operands, dependent, outputs, rule)
+            if self.softmaxes.recorded and name != 'softmax':
+                self.softmaxes.propagate(name, changed, softmaxes)
+        elif not choice:
+            self.any_lost |= mark_lost(name, operands, out, self.module)
         return out
 
-    def _note(self, call, operands, dependent, outputs, rule):
+    def _note(self, operation, operands, dependent, outputs, rule):
         "Count a call that carried relevance, and mark its result."
-        name, operation = call.name, call.operation
+        name = operation.name
         self._report_untracked(operation, dependent)
         self.seen.count(operation, rule)
-        mark_outputs(outputs, depends=True)
-        is_gate = name.rstrip('_') in ACTIVATIONS
+        mark_dependent(outputs)
         # an operation in place may end what the tensor was
-        if is_gate or name.startswith('__i') or name.endswith('_'):
-            mark_outputs(outputs, is_gate=is_gate)
+        if name in ACTIVATIONS or _is_in_place(name):
+            mark_outputs(outputs, is_gate=name.rstrip('_') in ACTIVATIONS)
         if rule == 'none':
             watch_backward(operation, outputs)
         if self.any_lost:
@@ -328,9 +349,11 @@ class lrp_rules(TorchFunctionMode):
         for t in operands:
             if marks_of(t).depends is None and t.grad_fn is not None:
                 untracked = operation._replace(name=t.grad_fn.name())
+                refuse_checkpoint(untracked.name, operation.module)
                 self.seen.count(untracked, 'none')
                 watch_backward(untracked, [t])
-                mark(t, depends=True)
+                # its forward ran without gradients, and its backward gives them
+                mark(t, depends=True, lost=None)
 
 # %% ../../nbs/lib/lrp.ipynb #00000006
 @restores_state

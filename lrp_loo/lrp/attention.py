@@ -27,6 +27,7 @@ _STREAM_MIXER = 'HyperConnection'
 _CLAMPS = frozenset('clamp clamp_min clamp_max'.split())
 # functions that turn softmax weights into weights
 _KEEPS_WEIGHTS = LINEAR - LINEAR_LAYERS - {'embedding'} | ELEMENTWISE | _CLAMPS
+_MATRIX_PRODUCTS = FACTOR_POSITIONS.keys() - ELEMENTWISE - LINEAR_LAYERS
 
 
 class AttentionRecord(NamedTuple):
@@ -152,9 +153,9 @@ class Softmaxes:
                 self.attention.append(softmax.record)
 
     def hold(self, name: str, args: list[Any], at: list[int]) -> bool:
-        """Replace softmaxes in `args` by constants if they multiply another activation
-        and the rule set holds them constant. `at` lists the positions in `args` that
-        carry relevance. Return True if a gate was held constant.
+        """Replace softmaxes and gates in `args` by constants if they multiply another
+        activation and the rule set holds them constant. `at` lists the positions in
+        `args` that carry relevance. Return True if a gate was held constant.
         """
         weights = [i for i in at if marks_of(args[i]).softmaxes]
         others = [i for i in at if i not in weights]
@@ -168,12 +169,21 @@ class Softmaxes:
             if any(softmax.is_held(use, self.composite) for softmax in softmaxes):
                 args[i] = constant(args[i])
                 is_gated |= use == 'gate'
-        return is_gated
+        return is_gated or self._hold_gate(name, args, at)
+
+    def _hold_gate(self, name, args, at):
+        at = [i for i in at if carries_relevance(args[i])]
+        gates = [i for i in at if marks_of(args[i]).is_gate]
+        is_held = self.composite.gate == 'constant' and name in ELEMENTWISE
+        if is_held and (len(at), len(gates)) == (2, 1):
+            args[gates[0]] = constant(args[gates[0]])
+            return True
+        return False
 
     def propagate(self, name: str, out: Any, softmaxes: tuple[Softmax, ...]) -> None:
         "Mark a result that is computed from softmax weights only."
-        is_product = name in FACTOR_POSITIONS and name not in ELEMENTWISE
-        if name not in _KEEPS_WEIGHTS and not (is_product and len(softmaxes) > 1):
+        is_product = name in _MATRIX_PRODUCTS and len(softmaxes) > 1
+        if name not in _KEEPS_WEIGHTS and not is_product:
             softmaxes = ()
         for t in tensors_in(out):
             if softmaxes or marks_of(t).softmaxes:
@@ -220,21 +230,18 @@ def sdpa_rule(
         with torch.no_grad():  # in half precision other kernels round differently
             fused = call.compute()
         return fused + (O - O.detach())
-    mask = call.attn_mask  # WavLM computes its mask from hidden states
-    has_learned_mask = carries_relevance(mask)
+    q, k, a, v = _attention_shares(composite, call)
     if composite.bypasses(layer):
-        bias = dict(attn_mask=constant(mask)) if has_learned_mask else {}
-        return call.compute(query=constant(call.query), key=constant(call.key), **bias)
-    if composite.product == 'gradient':
-        return call.compute()
-    share_q, share_k, share_a, share_v = _attention_shares(composite, call)
-    bias = dict(attn_mask=scale_gradient(mask, share_a)) if has_learned_mask else {}
-    return call.compute(
-        query=scale_gradient(call.query, share_a * share_q),
-        key=scale_gradient(call.key, share_a * share_k),
-        value=scale_gradient(call.value, share_v),
-        **bias,
-    )
+        a, v = 0.0, 1.0
+    shares = dict(query=a * q, key=a * k, value=v)
+    if carries_relevance(call.attn_mask):  # WavLM makes its mask of hidden states
+        shares['attn_mask'] = a
+    scaled = {
+        name: scale_gradient(x, share) if share else constant(x)
+        for name, share in shares.items()
+        if share != 1 and (x := getattr(call, name)) is not None
+    }
+    return call.compute(**scaled)
 
 
 def _attention_shares(composite, call):

@@ -23,7 +23,8 @@ from .attention import record_weights, sdpa_rule, softmaxes_of
 from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE, FACTOR_POSITIONS
 from .composite import LINEAR, NORMALIZERS, SUM_AND_PRODUCT, SUMS
 from .composite import LINEAR_LAYERS, Composite, Operation, carries_relevance
-from .composite import mark_outputs, marks_of
+from .composite import dependent_tensors, mark_outputs, marks_of
+from .composite import tensors_in
 from .rules import constant, epsilon_rule, scale_gradient
 from ..models.attention import AttentionCall, float_mask, operation_name
 
@@ -138,11 +139,11 @@ def gamma_rule(
     return gamma_linear
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000006
-# operation → position and name of its bias argument
+# operation → position of its bias argument
 _BIAS = {
-    **dict.fromkeys(LINEAR_LAYERS, (2, 'bias')),
-    'layer_norm': (3, 'bias'),
-    **dict.fromkeys(SUM_AND_PRODUCT, (0, 'input')),
+    **dict.fromkeys(LINEAR_LAYERS, 2),
+    'layer_norm': 3,
+    **dict.fromkeys(SUM_AND_PRODUCT, 0),
 }
 # a call's result under its rule, and the rule's name in the report
 RuleResult: TypeAlias = tuple[Any, str]
@@ -154,7 +155,7 @@ class Call:
 
     func: Callable[..., Any]  # the torch function
     name: str  # its name, such as 'linear'
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # those of `PARAMETERS` are here, also if given by name
     kwargs: dict[str, Any]
     context: Any  # the open `lrp_rules`: the current layer, the table, the records
 
@@ -167,22 +168,18 @@ class Call:
         "Compute the result without a rule."
         return self.func(*self.args, **self.kwargs)
 
-    def operands(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        "Return the arguments, with each added constant replaced by a recorded copy."
+    def operands(self) -> list[Any]:
+        "Return `args`, with each added constant replaced by a recorded copy."
+        args = list(self.args)
         if self.context.constants is None:
-            return self.args, self.kwargs
-        args, kwargs = list(self.args), self.kwargs
-        if self.name in _BIAS:
-            position, key = _BIAS[self.name]
-            if position < len(args):
-                args[position] = self._recorded_copy(args[position], 'biases')
-            elif kwargs.get(key) is not None:
-                kwargs = kwargs | {key: self._recorded_copy(kwargs[key], 'biases')}
+            return args
+        if (position := _BIAS.get(self.name, len(args))) < len(args):
+            args[position] = self._recorded_copy(args[position], 'biases')
         elif self.name in ('cat', 'concat', 'stack'):
             args[0] = [self._recorded_copy(x, 'constants') for x in args[0]]
         elif self.name in SUMS:
             args[:2] = [self._recorded_copy(x, 'constants') for x in args[:2]]
-        return args, kwargs
+        return args
 
     def _recorded_copy(self, x, kind):
         "Return a recorded copy of a constant, with gradient; any other `x` unchanged."
@@ -203,18 +200,13 @@ def unknown(call: Call, composite: Composite) -> RuleResult:
 
 
 def linear(call: Call, composite: Composite) -> RuleResult:
-    "Apply the ε-rule to a linear operation; with ε = 0 keep its gradient."
-    args, kwargs = call.operands()
-    out = call.func(*args, **kwargs)
-    if composite.eps and call.name in LINEAR_LAYERS:
-        out = epsilon_rule(out, composite.eps)
-    return out, 'linear'
+    "Keep the gradient of a linear operation."
+    return call.func(*call.operands(), **call.kwargs), 'linear'
 
 
 def division(call: Call, composite: Composite) -> RuleResult:
     "Treat a division as linear; hold softmax weights constant if they are divided."
-    divisor = call.args[1] if len(call.args) > 1 else call.kwargs.get('other')
-    if not carries_relevance(divisor):
+    if not carries_relevance(call.args[1]):
         return linear(call, composite)
     softmaxes = softmaxes_of(call.args) if composite.gate == 'constant' else ()
     if not softmaxes:
@@ -228,7 +220,9 @@ def layer_norm(call: Call, composite: Composite) -> RuleResult:
     "Hold the standard deviation of LayerNorm or RMSNorm constant."
     if composite.layer_norm == 'gradient':
         return call.compute(), 'gradient'
-    args, kwargs = call.operands()
+    if any(map(carries_relevance, call.args[2:3])):  # the weight: a product
+        return unknown(call, composite)
+    args, kwargs = call.operands(), call.kwargs
     if call.name == 'rms_norm':
         return rms_norm_rule(call.func, *args, **kwargs), 'constant std'
     kwargs = {k: v for k, v in kwargs.items() if k != 'cudnn_enable'}
@@ -263,56 +257,64 @@ def activation(call: Call, composite: Composite) -> RuleResult:
         return in_place(replace(call, args=args, kwargs=kwargs), composite)
     if composite.activation == 'gradient':
         return call.compute(), 'gradient'
+    if dependent_tensors(call.args[1:], call.kwargs):  # a bound, a slope
+        return unknown(call, composite)
     return identity_rule(call.func, *call.args, **call.kwargs), 'identity'
 
 
 def power(call: Call, composite: Composite) -> RuleResult:
     "Treat x², x³, … as element-wise functions, √x and 1/√x as parts of a norm."
-    exponent = call.args[1] if len(call.args) > 1 else call.kwargs.get('exponent')
+    exponent = call.args[1]
     if not isinstance(exponent, (int, float)):
         return unknown(call, composite)
-    rule = normalizer if exponent < 0 or exponent == 0.5 else activation
-    return rule(call, composite)
+    if exponent < 0 or exponent == 0.5:
+        return normalizer(call, composite)
+    if exponent < 2 or composite.activation == 'gradient':
+        return activation(call, composite)
+    # xⁿ/x is the derivative divided by n
+    return scale_gradient(call.compute(), 1 / exponent), 'identity'
 
 
 def in_place(call: Call, composite: Composite) -> RuleResult:
     "Apply the rule of the out-of-place function to a copy, and write it back."
-    out_of_place_names = {'__imul__': 'mul', '__imatmul__': 'matmul'}
+    out_of_place_names = dict(__imul__='mul', __imatmul__='matmul', __ipow__='pow')
     name = out_of_place_names.get(call.name, call.name.rstrip('_'))
     func = getattr(torch.Tensor, name, None) or getattr(F, name)
     target, *others = call.args
     copy = target.clone()
-    mark_outputs(copy, **vars(marks_of(target)))
-    mark_outputs(copy, depends=carries_relevance(target))
+    marks = vars(marks_of(target)) | dict(depends=carries_relevance(target))
+    mark_outputs(copy, **marks)
     name = operation_name(func)
     new_call = replace(call, func=func, name=name, args=(copy, *others))
     out, rule = call.context.table.get(name, unknown)(new_call, call.context.composite)
-    return target.copy_(out), rule
+    target.copy_(out)
+    if not out.requires_grad and target._base is None:
+        target.detach_()  # a constant
+    return target, rule
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000014
 def multiplication(call: Call, composite: Composite) -> RuleResult:
     "Give each factor that carries relevance its share of a product (equations 3, 4)."
-    name, args, kwargs = call.name, call.args, call.kwargs
-    if name in SUM_AND_PRODUCT:
-        args, kwargs = call.operands()
+    name, args, kwargs = call.name, call.operands(), call.kwargs
     if name == 'einsum' and len(args) == 2 and isinstance(args[1], (list, tuple)):
         args = [args[0], *args[1]]
-    args = list(args)
     candidates = FACTOR_POSITIONS[name] or range(1, len(args))
     positions = [i for i in candidates if i < len(args) and carries_relevance(args[i])]
-    if call.context.softmaxes.hold(name, args, positions):
-        return call.func(*args, **kwargs), 'constant gate'
-    positions = [i for i in positions if carries_relevance(args[i])]
-    n = len(positions)
-    if n == 2 and composite.gate == 'constant' and name in ELEMENTWISE:
-        gates = [i for i in positions if marks_of(args[i]).is_gate]
-        if len(gates) == 1:
-            args[gates[0]] = constant(args[gates[0]])
+    if len(positions) > 1:
+        if call.context.softmaxes.hold(name, args, positions):
             return call.func(*args, **kwargs), 'constant gate'
-    if n > 1 and composite.product == 'half':
+        positions = [i for i in positions if carries_relevance(args[i])]
+    n = len(positions)
+    is_shared = n > 1 and composite.product == 'half'
+    # a share of the gradient to each factor is that share to their product, if
+    # nothing else takes part
+    is_alone = is_shared and n == len(tensors_in(args, kwargs))
+    if is_shared and not is_alone:
         for i in positions:
             args[i] = scale_gradient(args[i], 1 / n)
     out = call.func(*args, **kwargs)
+    if is_alone:
+        out = scale_gradient(out, 1 / n)
     # an element-wise product is one contribution, which needs no ε; for n
     # factors, n·y/(n·y + ε sign y) = y/(y + ε/n sign y)
     if name not in ELEMENTWISE:
@@ -351,12 +353,12 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
     def project(x, weight, bias):
         args = (x, weight, bias)
         layer = replace(call, func=F.linear, name='linear', args=args, kwargs={})
-        return linear(layer, call.context.composite)[0]
+        return multiplication(layer, composite)[0]
 
-    weights = [a[f'{n}_proj_weight'] for n in 'qkv']
+    weights, bias = [a[f'{n}_proj_weight'] for n in 'qkv'], a['in_proj_bias']
     if not a['use_separate_proj_weight']:
         weights = a['in_proj_weight'].chunk(3)
-    bias = a['in_proj_bias']
+        mark_outputs(weights, depends=carries_relevance(a['in_proj_weight']))
     biases = [None] * 3 if bias is None else bias.chunk(3)
     mark_outputs(biases, depends=carries_relevance(bias))
     heads = []
@@ -394,16 +396,16 @@ def softmax(call: Call, composite: Composite) -> RuleResult:
     return out, 'own gradient'
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000022
+_HAVE_IN_PLACE = ACTIVATIONS | NORMALIZERS | FACTOR_POSITIONS.keys() | {'pow'}
 RULES = {
     **dict.fromkeys(LINEAR, linear),
     **dict.fromkeys(DIVISIONS, division),
     **dict.fromkeys(NORMALIZERS, normalizer),
     **dict.fromkeys(ACTIVATIONS, activation),
     **dict.fromkeys(FACTOR_POSITIONS, multiplication),
-    **dict.fromkeys((f'{name}_' for name in ACTIVATIONS), in_place),
-    **dict.fromkeys(('mul_', '__imul__', '__imatmul__'), in_place),
-    'pow': power,
-    '__pow__': power,
+    **dict.fromkeys(('pow', '__pow__'), power),
+    **dict.fromkeys((f'{name}_' for name in _HAVE_IN_PLACE), in_place),
+    **dict.fromkeys(('__imul__', '__imatmul__', '__ipow__'), in_place),
     'layer_norm': layer_norm,
     'rms_norm': layer_norm,
     'normalize': unit_norm,

@@ -98,9 +98,12 @@ class AttentionCall:
 @lru_cache
 def operation_name(func: Callable[..., Any]) -> str:
     "Return a torch function's name, such as 'linear'; for a getter its property's."
-    name = getattr(func, '__name__', str(func))
-    is_getter = name == '__get__' and hasattr(func, '__self__')
-    return func.__self__.__name__ if is_getter else name
+    name = getattr(func, '__name__', None)
+    if name is None:
+        return str(func)
+    if name in ('__get__', '__set__') and hasattr(func, '__self__'):
+        return ('set_' if name == '__set__' else '') + func.__self__.__name__
+    return name
 
 
 class AttentionMode(TorchFunctionMode):

@@ -40,7 +40,7 @@ def walk_once(
     keeps: bool = True,  # False: walk each time, for code that may change the model
 ) -> Iterator[None]:
     "Open a context, or decorate a call, in which a model's modules are walked once."
-    token = _FOUND.set({} if keeps else None)
+    token = _FOUND.set((_FOUND.get() or {}) if keeps else None)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BlockNumbers', 'BLOCK_METHODS', 'BLOCK_BOX', 'BLOCK_PLACES', 'BLOCK_HEADINGS', 'BLOCK_ARROWS', 'BLOCK_TITLES',
-           'block_values', 'block_relevance', 'draw_block']
+           'block_values', 'block_relevance', 'draw_block', 'draw_graph']
 
 # %% ../../nbs/lib/paper_block.ipynb #00000002
 from collections import namedtuple
@@ -149,4 +149,57 @@ def draw_block(values: BlockNumbers, words=('funny', 'down')) -> Figure:
         ax.set_title(title, loc='left', fontsize=10, fontweight='bold')
         ax.set(xlim=(-0.9, 11.0), ylim=(-1.8, 4.1))
         ax.axis('off')
+    return fig
+
+# %% ../../nbs/lib/paper_block.ipynb #72ac2803
+_MOVES = 'View UnsafeView ReshapeAlias Transpose Expand Clone Select Slice'.split()
+_MOVES += ['Unsqueeze']
+_LABELS = dict(AccumulateGrad='x', Addmm='linear', Add='+', Sum='sum')
+_LABELS |= dict(NativeLayerNorm='LayerNorm: σ constant', Gelu='GELU: f(u)/u')
+_LABELS |= dict(Bmm='product: half to each', Softmax='softmax: own gradient')
+_LABELS |= dict(Mul='scale: 1/√d')
+
+
+def _kind(node):
+    return node.name().rpartition('::')[2].removesuffix('Backward0')
+
+
+def _computing(nodes, graph):
+    "Return the nearest nodes that compute, in place of those that only move entries."
+    return [
+        found
+        for node in nodes
+        for found in (
+            _computing(graph[node], graph) if _kind(node) in _MOVES else [node]
+        )
+    ]
+
+
+@themed
+def draw_graph(
+    graph: dict,  # node of autograd → the nodes of its inputs, which stand before it
+    changed: list,  # the nodes that a rule changes, drawn in colour
+    title: str,
+) -> Figure:
+    "Draw a graph from its input, below, to its output, without moves of entries."
+    drawn = {n: _computing(graph[n], graph) for n in graph if _kind(n) not in _MOVES}
+    level, rows = {}, {}
+    for node, inputs in drawn.items():
+        level[node] = 1 + max((level[m] for m in inputs), default=-1)
+        rows.setdefault(level[node], []).append(node)
+    at = {n: (r.index(n) - (len(r) - 1) / 2, y) for y, r in rows.items() for n in r}
+    fig = Figure(figsize=(6, 7.2), layout='constrained')
+    ax = fig.subplots()
+    for node, inputs in drawn.items():
+        box = dict(boxstyle='round', ec='0.4', fc='orange' if node in changed else 'w')
+        text = dict(ha='center', va='center', size=10.5, bbox=box)
+        ax.text(*at[node], _LABELS.get(_kind(node), _kind(node)), **text)
+        for m in inputs:
+            is_long = level[node] - level[m] > 1
+            bend = 0 if not is_long else 0.3 if at[m][0] > 0 else -0.75
+            line = dict(arrowstyle='-', color='0.4')
+            line |= dict(connectionstyle=f'arc3,rad={bend}')
+            ax.annotate('', at[node], at[m], arrowprops=line, zorder=0)
+    ax.set(xlim=(-1.6, 1.6), ylim=(-0.4, max(level.values()) + 0.4), title=title)
+    ax.axis('off')
     return fig
