@@ -49,7 +49,7 @@ def r_with(a, loo):
 def test_what_fits_is_exact(demo):
     (a,) = explain(*demo, TEXTS[0])
     (loo,) = explain(*demo, TEXTS[0], method='loo')
-    assert a.exact and loo.exact and a.expected_r == 1
+    assert a.exact and loo.exact and a.expected_r == 1 and a.expected_error == 0
     assert torch.equal(a.scores, loo.scores)
     assert (
         a.info['planned_passes'] <= 16
@@ -70,7 +70,7 @@ def test_a_budget_is_kept_and_said(demo, passes):
         # padding to longer variants and texts counts as well
         assert 3 <= a.passes <= 2 * limit
         if not a.exact:
-            assert 0 < a.expected_r < 1
+            assert 0 < a.expected_r < 1 and 0 < a.expected_error
             of = a.info['exact_passes']
             assert a.spent == f'LOO estimated in {a.passes:.0f} of {of:.0f} passes'
 

@@ -142,22 +142,28 @@ class Posterior:
     def info(
         self,
         scores: torch.Tensor,  # (n,) the scores that are reported
-    ) -> dict[str, Any]:  # exact, spread, expected_r, expected_r_range
+    ) -> dict[str, Any]:  # exact, spread, expected_r, expected_r_range, expected_error
         """Return the exact units, each unit's standard deviation, the r with LOO to
-        expect, and the range of r in nine of ten draws.
+        expect, the range of r in nine of ten draws, and the expected error of the worst
+        unit as a share of the largest score.
         """
         parts = (self.mean.numpy(), self.noise_sd, self.slope_sd)
         mean, noise, slope = (x[self.is_content.numpy()] for x in parts)
         draws = self._draws(len(mean))
         loo = mean + noise * draws[:, 1:] + slope * draws[:, :1]
-        direction = unit_map(scores.cpu()[self.is_content]).numpy()
+        own = scores.cpu()[self.is_content]
+        worst = np.abs(loo - own.numpy()).max(-1, initial=0)
+        # single errors have longer tails than the draws: the upper quarter
+        error = np.quantile(worst / np.abs(loo).max(-1, initial=1e-12), 0.75)
+        direction = unit_map(own).numpy()
         loo -= loo.sum(-1, keepdims=True) / max(1, len(mean))
         lengths = np.sqrt(np.square(loo).sum(-1))
         with np.errstate(invalid='ignore'):  # no map, or a constant one
             r = np.clip(loo @ direction / lengths, -1, 1)
         ends = np.interp([0.05, 0.95], np.linspace(0, 1, N_DRAWS), np.sort(r)).tolist()
         info = dict(exact=torch.where(self.exact)[0].tolist(), spread=self.sd.tolist())
-        return info | dict(expected_r=float(r.mean()), expected_r_range=ends)
+        info |= dict(expected_r=float(r.mean()), expected_r_range=ends)
+        return info | dict(expected_error=float(error))
 
 
 def content_units(
@@ -276,7 +282,7 @@ class RecomputedRows:
         self.read = rows_read(model, enc, self.whole.readout) if has_states else None
         if self.read is None:
             reason = why_no_states(model) or (
-                "attention must be fused (MPNet's never is); the text must have no masked"
+                "attention must be fused or of a known family; the text must have no masked"
                 " tokens, no other inputs and no more tokens than a window of attention;"
                 " the target must be read at a decoder's"
                 " last token (or be a function with `n_rows`, the number of last rows"

@@ -57,6 +57,7 @@ _INFO_TYPES = dict.fromkeys(('low', 'high', 'spans'), list) | dict.fromkeys(
     ('probability', 'forward_equivalents', 'exact_passes', 'expected_r'), float | None
 )
 _INFO_TYPES |= dict(options=dict, exact=list[int], seconds=float, predicted=str)
+_INFO_TYPES['expected_error'] = float
 
 
 @dataclass(eq=False)
@@ -194,6 +195,13 @@ class Attribution(Record, Sequence[ScoredToken]):
     def expected_r(self) -> float | None:
         "Return the expected correlation r with exact LOO, or None if not predicted."
         return 1.0 if self.exact else self.info.get('expected_r')
+
+    @property
+    def expected_error(self) -> float | None:
+        """Return the error to expect of the worst token, as a share of the largest
+        score, or None if not predicted.
+        """
+        return 0.0 if self.exact else self.info.get('expected_error')
 
     @property
     def spent(self) -> str:

@@ -298,7 +298,8 @@ def _explain_answer(model, tokenizer, whole, parts, units, method, options):
 
 def _difference(a, b):
     "Return the map of one answer's log-probability minus another's."
-    left_out = ('log_prob', 'expected_r', 'expected_r_range', 'spread')
+    left_out = ('log_prob', 'expected_r', 'expected_r_range', 'expected_error')
+    left_out += ('spread',)
     info = {k: v for k, v in a.info.items() if k not in left_out}
     for name in info.keys() & {'forward_equivalents', 'exact_passes', 'seconds'}:
         info[name] += b.info[name]
