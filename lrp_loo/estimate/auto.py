@@ -331,7 +331,8 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
     if with_rows and passes > 0:
         i = max(with_rows, key=lambda i: estimates[i].rows.shape[1])
         e, stored = estimates[i], terms.stored.of_texts([i])
-        if not rows_are_right(e.posterior.whole, stored, e.members, e.rows):
+        scale = float(e.posterior.closed_form.abs().max())
+        if not rows_are_right(e.posterior.whole, stored, e.members, e.rows, scale):
             states_differ(model)
             one = torch.ones_like
             estimates = [replace(e, rows=None, cost=one(e.cost)) for e in estimates]

@@ -155,6 +155,7 @@ def rows_are_right(
     stored: StoredText,  # keys and values of this text
     removed: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
     rows: torch.Tensor,  # (n_units, T) bool: the rows that change
+    scale: float,  # the largest effect of a unit, by the closed form
 ) -> bool:
     "Return True if recomputed rows give the numbers of the model's own forward."
     n, proofs = removed.shape[1], proofs_of(whole.model)
@@ -169,7 +170,7 @@ def rows_are_right(
     values = stored.values(torch.stack([rows[unit], some]), ~keep, whole.readout)
     variants = Variants(whole, keep)
     expected = torch.cat([variants.value_alone(row) for row in keep])
-    if not agree(values, expected, float(expected.max() - expected.min())):
+    if not agree(values, expected, scale):
         return False
     proofs.add_length(claim, n)
     return True
