@@ -131,6 +131,8 @@ def choose_rows(
     n_rows: int,  # the largest number of rows
 ) -> torch.Tensor:  # (n_units, T) bool
     "Return the rows of largest spread, and those that their units' output is read from."
+    if int(rows.sum()) <= n_rows:
+        return rows
     chosen, is_read = torch.zeros_like(rows), torch.zeros_like(rows)
     is_read[:, read] = True
     T, remaining = rows.shape[1], n_rows
