@@ -87,7 +87,10 @@ def explanation():
 def picture_of():
     "The mark of the output that the picture was drawn from; none without a picture."
     path = ROOT / PICTURE
-    return Image.open(path).info.get('of') if path.exists() else None
+    if not path.exists():
+        return None
+    with Image.open(path) as image:
+        return image.info.get('of')
 
 
 def mark(text):
@@ -111,8 +114,9 @@ def draw(text):
         browser.picture(shot)
         about = PngInfo()
         about.add_text('of', mark(text))
-        image = Image.open(shot).crop((0, 0, *(round(2 * x) for x in box)))
-        image.convert('RGB').save(ROOT / PICTURE, optimize=True, pnginfo=about)
+        with Image.open(shot) as image:
+            image = image.crop((0, 0, *(round(2 * x) for x in box))).convert('RGB')
+        image.save(ROOT / PICTURE, optimize=True, pnginfo=about)
 
 
 def main(checked):

@@ -296,7 +296,7 @@ def test_the_top_of_a_budget_is_exact_loos(name, passes):
         a, before = found.attribution, begun.info['exact']
         assert a.tokens == loo.tokens and a.info['options'] == dict(passes=passes)
         assert sorted(a.info['exact']) == sorted([*found.exact, *before])
-        assert a.passes >= begun.passes and 'low' not in refine(a, 4).info
+        assert a.passes >= begun.passes and (a.exact or 'low' not in refine(a, 4).info)
         right += finds_the_top(found, loo)
         n_read += len(found.exact)
     assert right >= 8

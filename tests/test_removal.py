@@ -14,7 +14,7 @@ from families import FAMILIES, family_tasks, random_inputs, random_model
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lrp_loo import explain, load_demo
+from lrp_loo import explain, load_demo, refine
 from lrp_loo.inputs.targets import Readout
 from lrp_loo.inputs.units import Units
 from lrp_loo.core.tensors import pad_batch
@@ -285,7 +285,7 @@ def test_the_estimate_is_the_mean_of_a_normal_law_given_its_exact_tokens(demo):
     "LOO − e ~ N(κ m s, b s sᵀ + diag(d)) over the content, conditioned by hand."
     model, tokenizer = demo
     enc = encode(model, tokenizer, SENTENCE)
-    (a,) = explain(model, tokenizer, SENTENCE, passes=5)
+    a = refine(explain(model, tokenizer, SENTENCE, passes=3)[0], 2)
     known = a.info['exact']
     assert len(known) == 2
     with torch.no_grad():
@@ -307,7 +307,7 @@ def test_the_estimate_is_the_mean_of_a_normal_law_given_its_exact_tokens(demo):
 
 
 def test_words_are_units_and_exact_where_they_are_paid_for(demo):
-    (mixed,) = explain(*demo, SENTENCE, units='word', passes=5)
+    mixed = refine(explain(*demo, SENTENCE, units='word', passes=3)[0], 2)
     (loo,) = explain(*demo, SENTENCE, method='loo', units='word')
     assert mixed.tokens == ['[CLS]', *SENTENCE.split(), '[SEP]']
     which = mixed.info['exact']

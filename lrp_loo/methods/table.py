@@ -246,7 +246,7 @@ METHODS = {
     'removal': _PerToken(removal_scores, 'removal', 'C3'),
     'removal+rows': _PerToken(removal_rows_scores, 'removal + rows', '#008080'),
     'grad_x_input': _PerToken(_lrp_method(gradient), 'grad × input', '0.6'),
-}  # a method's name → its `Method`
+}
 
 # what the interactive page says of its methods, in their order there
 _ON_PAGE = dict(
@@ -264,4 +264,4 @@ _ON_PAGE = dict(
 METHODS |= {
     name: replace(METHODS[name], does=does, on_page=place)
     for place, (name, does) in enumerate(_ON_PAGE.items(), 1)
-}
+}  # a method's name → its `Method`

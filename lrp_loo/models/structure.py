@@ -40,11 +40,12 @@ def walk_once(
     keeps: bool = True,  # False: walk each time, for code that may change the model
 ) -> Iterator[None]:
     "Open a context, or decorate a call, in which a model's modules are walked once."
-    token = _FOUND.set((_FOUND.get() or {}) if keeps else None)
+    before = _FOUND.get()
     try:
+        _FOUND.set((before or {}) if keeps else None)
         yield
-    finally:
-        _FOUND.reset(token)
+    finally:  # also if an interruption comes before the context is entered
+        _FOUND.set(before)
 
 
 def cached_in_call(
