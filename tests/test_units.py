@@ -8,7 +8,7 @@ from conftest import demo_or_skip
 from small_tokenizers import decoder_for, of_sentencepiece
 from tokenizers import AddedToken, normalizers
 
-from lrp_loo import attribute_context, explain, load_demo
+from lrp_loo import attribute_context, explain, load_demo, refine
 from lrp_loo.inputs.units import Units, text_spans
 
 
