@@ -281,7 +281,7 @@ def test_arguments_are_checked_and_intervals_are_shown(demo):
     assert len(whiskers) == n_content
 
 
-@pytest.mark.parametrize('name, passes', [('sst2', 11), ('reviews-sst2', 7)])
+@pytest.mark.parametrize('name, passes', [('sst2', 11), ('reviews-sst2', 4)])
 def test_the_top_of_a_budget_is_exact_loos(name, passes):
     "A calibration says which budget; its exact tokens are not read again."
     demo = load_demo(name)
@@ -296,7 +296,7 @@ def test_the_top_of_a_budget_is_exact_loos(name, passes):
         a, before = found.attribution, begun.info['exact']
         assert a.tokens == loo.tokens and a.info['options'] == dict(passes=passes)
         assert sorted(a.info['exact']) == sorted([*found.exact, *before])
-        assert a.passes >= begun.passes and (a.exact or 'low' not in refine(a, 4).info)
+        assert a.passes >= begun.passes and 'low' not in refine(a, 4).info
         right += finds_the_top(found, loo)
         n_read += len(found.exact)
     assert right >= 8

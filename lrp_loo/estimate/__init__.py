@@ -68,7 +68,7 @@ class Posterior:
     whole: WholeText | None  # the unchanged text, with its value
     slope: float  # κ m, the expected slope
     noise: float  # τ0², the expected noise
-    closed_form: torch.Tensor  # (n,) e_j
+    closed_form: torch.Tensor  # (n,) e_j, from recomputed rows where there are some
     spread: torch.Tensor  # (n,) s_j
     is_content: torch.Tensor  # (n,) bool; the mean of the other units is e_j
     loo: torch.Tensor  # (n,) exact LOO, NaN where it is unknown

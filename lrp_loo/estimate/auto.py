@@ -17,7 +17,7 @@ from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
 from . import Posterior, closed_forms, removal_rows_scores, unit_members
 from .one_pass import GRADIENT_PASS, RemovalTerms
-from .rows import KeptRows, choose_rows, rows_are_right
+from .rows import choose_rows, row_effects, rows_are_right
 from ..inputs.scores import GeneratedReadout, Scores
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
@@ -93,6 +93,7 @@ class PartialEstimate:
     # (n_units, T) bool: rows that change with each unit; None: they are not computed
     # one by one
     rows: torch.Tensor | None = None
+    read: list[int] | None = None  # those of them that the output uses
     passes: float = GRADIENT_PASS  # forward passes counted so far, padding included
     planned_passes: float = GRADIENT_PASS  # the part of the budget that is spent
 
@@ -141,16 +142,15 @@ def begin_estimates(
     for i, (enc, posterior) in enumerate(zip(encs, posteriors)):
         members = unit_members(model, enc, units[i]).to(posterior.loo.device)
         cost, rows = torch.ones(len(members)), None
-        readout, has_states = posterior.whole.readout, 'input_ids' in enc
-        has_states = has_states and terms.stored.is_complete
-        read = rows_read(model, enc, readout) if has_states else None
+        has_states = 'input_ids' in enc and terms.stored.is_complete
+        read = rows_read(model, enc, posterior.whole.readout) if has_states else None
         visible = members[:, : read[0] + 1] if causal and read else members
         # a row that sees no key is left to the model
         if read is not None and not visible.all(1).any():
             rows = changed_rows(~members, read, causal)
         if causal and rows is not None:
             cost = rows.sum(1).cpu() / members.shape[1]
-        arguments = (posterior, members, exact_passes[i], cost, rows)
+        arguments = (posterior, members, exact_passes[i], cost, rows, read)
         estimates.append(PartialEstimate(*arguments))
     return estimates, terms
 
@@ -168,8 +168,7 @@ def add_rows(
             spread = terms.spread[i, :n, :n_units].T
             content = e.posterior.is_content.to(e.rows.device)[:, None]
             candidates = e.rows & (content if content.any() else True)
-            read = e.rows.all(0).nonzero()[:, 0].tolist()
-            some = choose_rows(spread, candidates, read, int(passes * n + 1e-6))
+            some = choose_rows(spread, candidates, e.read, int(passes * n + 1e-6))
             plans.append((i, e, spread, some, some.any(1).nonzero()[:, 0]))
     if not any(some.any() for _, _, _, some, _ in plans):
         return estimates
@@ -184,14 +183,9 @@ def add_rows(
     text = torch.cat([torch.full_like(unit, i) for i, *_, unit in plans])
     rows = joined(some for _, _, _, some, _ in plans)
     removed = joined(e.members for _, e, *_ in plans)
-    kept = joined(e.rows for _, e, *_ in plans) & ~rows
-    is_token = joined(torch.ones_like(e.members) for _, e, *_ in plans)
-    kept_rows = KeptRows(terms.attention, text, removed, kept)
-    options = dict(text=text, receive=kept_rows.receive)
+    changed = joined(e.rows for _, e, *_ in plans)
     with counted_rows(terms.stored.model) as counts:
-        arguments = (rows, removed | ~is_token, terms.readout)
-        values = terms.stored.values(*arguments, **options)
-    scores = terms.values[text] - values + kept_rows.effects
+        scores = row_effects(terms, text, removed, changed, rows)
     results, share = list(estimates), sum(counts) / int(rows.sum())
     for i, e, spread, some, unit in plans:
         rest = spread.masked_fill(some | ~e.rows, 0).norm(dim=1)[unit]
@@ -330,9 +324,9 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
     with_rows = [i for i, e in enumerate(estimates) if e.rows is not None]
     if with_rows and passes > 0:
         i = max(with_rows, key=lambda i: estimates[i].rows.shape[1])
-        e, stored = estimates[i], terms.stored.of_texts([i])
-        scale = float(e.posterior.closed_form.abs().max())
-        if not rows_are_right(e.posterior.whole, stored, e.members, e.rows, scale):
+        e = estimates[i]
+        arguments = (terms, i, e.posterior.whole, e.members, e.rows, e.read)
+        if not rows_are_right(*arguments):
             states_differ(model)
             one = torch.ones_like
             estimates = [replace(e, rows=None, cost=one(e.cost)) for e in estimates]
