@@ -463,6 +463,22 @@ def test_saved_tensors_may_be_moved():
     assert_same(gradient_at(moved, attn_lrp()), gradient_at(plain, attn_lrp()))
 
 
+def test_a_hook_is_no_checkpoint_by_the_name_of_its_module():
+    def unchanged(x):
+        return x
+
+    unchanged.__module__ = 'somebodys.checkpoint_files'
+
+    def hooked(a, b):
+        with torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged):
+            return F.gelu(a) * b
+
+    def plain(a, b):
+        return F.gelu(a) * b
+
+    assert_same(gradient_at(hooked, attn_lrp()), gradient_at(plain, attn_lrp()))
+
+
 def test_two_backward_passes_give_the_same():
     x = X.clone().requires_grad_()
     model = Two(lambda a, b: F.layer_norm(F.gelu(a) * b, (6,)).softmax(-1) @ b.mT @ a)

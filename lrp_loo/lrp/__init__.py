@@ -305,7 +305,7 @@ class lrp_rules(TorchFunctionMode):
         "Return the result, under its rule, of a call whose operands carry relevance."
         name, args, operation = call.name, call.args, call.operation
         if self._has_rules and (hooks := _saved_tensor_hooks(True)):
-            refuse_checkpoint(hooks[0].__module__, self.module)
+            refuse_checkpoint(hooks[0], self.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
         choice = self._choice_for(operation) if self.composite.choices else None
         if choice:
@@ -349,7 +349,7 @@ class lrp_rules(TorchFunctionMode):
         for t in operands:
             if marks_of(t).depends is None and t.grad_fn is not None:
                 untracked = operation._replace(name=t.grad_fn.name())
-                refuse_checkpoint(untracked.name, operation.module)
+                refuse_checkpoint(t.grad_fn, operation.module)
                 self.seen.count(untracked, 'none')
                 watch_backward(untracked, [t])
                 # its forward ran without gradients, and its backward gives them

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 from torch import nn
 
 from .composite import DIVISIONS, FACTOR_POSITIONS, SUMS, Operation
@@ -182,11 +183,12 @@ def lost_gradient(name: str, module: str) -> ValueError:
 
 
 def refuse_checkpoint(
-    function: str,  # name of the module of its hook on saved tensors, or of its node
+    part: Any,  # a hook on saved tensors, or a node of the graph
     module: str,
 ) -> None:
     "Raise ValueError if torch.utils.checkpoint will compute this part again."
-    if 'checkpoint' in function.lower():
+    is_hook = getattr(part, '__globals__', None) is vars(checkpoint)
+    if is_hook or type(part) is checkpoint.CheckpointFunction._backward_cls:
         raise ValueError(
             f"{module or 'a part of the model'} runs in torch.utils.checkpoint, which"
             " computes it again after the rules are gone; switch it off"
