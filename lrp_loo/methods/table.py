@@ -250,7 +250,7 @@ METHODS = {
 
 # what the interactive page says of its methods, in their order there
 _ON_PAGE = dict(
-    auto='Leaves out some tokens and estimates the others, within a budget of passes;'
+    auto='Estimates what leaving out each token would do, within a budget of passes;'
     ' exact where that is affordable.',
     loo='Leaves out each token in turn and asks the model again. Exact.',
     removal='Estimates in one pass what leaving out each token would do.',
