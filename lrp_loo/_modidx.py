@@ -597,6 +597,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'lrp_loo.inputs.units.Units.total': ('lib/inputs_units.html#units.total', 'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._format': ('lib/inputs_units.html#_format', 'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._join_spans': ('lib/inputs_units.html#_join_spans', 'lrp_loo/inputs/units.py'),
+                                      'lrp_loo.inputs.units._locate': ('lib/inputs_units.html#_locate', 'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._spans_part_by_part': ( 'lib/inputs_units.html#_spans_part_by_part',
                                                                                     'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._unit_at': ('lib/inputs_units.html#_unit_at', 'lrp_loo/inputs/units.py'),

@@ -8,6 +8,7 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'text_spans', 'Units', 't
            'as_prompt', 'content_tokens', 'spans_among']
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
@@ -472,6 +473,28 @@ class Prompt:
         return tokenizer(self.text, **options) if self.is_chat else self.text
 
 
+def _locate(text, literals, values):
+    """Return the span of each value in a text that has a literal before, between and
+    after them, or None; some chat templates strip the white space around a value.
+    """
+    if not text.startswith(literals[0]):
+        return None
+    spans, start = [], len(literals[0])
+    for value, literal in zip(values, literals[1:]):
+        word = value.strip()
+        n_spaces = len(value) - len(word)
+        first = text.find(word, start, start + n_spaces + len(word))
+        last = first + len(word)
+        after = text[last : last + n_spaces]
+        ends = range(last + len(after) - len(after.lstrip()), last - 1, -1)
+        end = next((end for end in ends if text.startswith(literal, end)), None)
+        if first < 0 or text[start:first].strip() or end is None:
+            return None
+        spans.append((start, end))
+        start = end + len(literal)
+    return spans if start == len(text) else None
+
+
 def fill_template(
     template: Any,  # a str, or a chat's messages, with each placeholder once
     values: dict[str, str],  # placeholder, such as '{text}' → the text in its place
@@ -485,32 +508,32 @@ def fill_template(
     while stem in f'{template}{values}{getattr(tokenizer, "chat_template", "")}':
         stem += 'X'
     markers = {name: f'{stem}{i}Z' for i, name in enumerate(values)}
-    placeholders = regex.compile('|'.join(map(regex.escape, values)))
+    placeholders = re.compile('|'.join(map(re.escape, values)))
 
     def filled(values):
         change = partial(placeholders.sub, lambda match: values[match[0]])
         return _format(change_contents(template, change), tokenizer, model)
 
     marked, text = filled(markers), filled(values)
-    pattern = regex.escape(marked, special_only=True)
-    for i, (name, value) in enumerate(values.items()):
+    for name in values:
         if (n := str(template).count(name)) != 1:
             raise ValueError(
                 f"the template {template!r} has {name} {n} times; write it once, where"
                 " the text goes"
             )
-        word = value.strip()  # some chat templates strip white space
-        space = rf'\s{{0,{len(value) - len(word)}}}'
-        group = f'(?P<v{i}>{space}{regex.escape(word)}{space})'
-        pattern = pattern.replace(markers[name], group)
-    match = regex.fullmatch(pattern, text)
-    if match is None or any(marked.count(marker) != 1 for marker in markers.values()):
+    names = sorted(values, key=lambda name: marked.find(markers[name]))
+    literals = re.split('|'.join(markers.values()), marked)
+    is_whole = len(literals) == len(names) + 1 and all(
+        marker in marked for marker in markers.values()
+    )
+    located = is_whole and _locate(text, literals, [values[name] for name in names])
+    if not located:
         raise ValueError(
             "the chat template changes, repeats or leaves out the content of these"
             " messages, so its tokens are not known; give the chat as a str, as"
             " tokenizer.apply_chat_template(messages, tokenize=False) returns it"
         )
-    spans = {name: match.span(f'v{i}') for i, name in enumerate(values)}
+    spans = dict(zip(names, located))
     for name, marker in markers.items():
         marked = marked.replace(marker, name)
     is_chat = not isinstance(template, str)
