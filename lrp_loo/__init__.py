@@ -17,6 +17,15 @@ __version__ = "0.2.0"
 # without ipywidgets a notebook shows bars as text, which is enough
 _warnings.filterwarnings('ignore', message='IProgress not found')
 
-__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+_attribute, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+
+
+def __getattr__(name):
+    "Return a public name; the docstring of a function describes its parameters."
+    from .core.tools import describe_parameters
+
+    return describe_parameters(_attribute(name))
+
+
 if _find_spec('pyarrow') is None:  # `import *` works without what `sweep` needs
     __all__.remove('sweep')

@@ -164,19 +164,26 @@ class TextData(Record):
         return {k: v for k, v in self.info.items() if k != 'n'}
 
 
-def _texts_of(table, names, source):
-    "Return the texts of a column, or the pairs of two; raise ValueError for a gap."
-    rows = list(zip(*(list(table[name]) for name in names)))
+def _has_text(table, names):
+    "Return, for each row of a table, whether all these columns have a text."
 
     def lacks_text(entry):
         return not entry.strip() if isinstance(entry, str) else pd.isna(entry) is True
 
-    missing = [i for i, row in enumerate(rows) if any(map(lacks_text, row))]
-    if missing:
+    columns = [list(map(lacks_text, table[name])) for name in names]
+    return ~np.array(columns).any(0)
+
+
+def _texts_of(table, names, source):
+    "Return the texts of a column, or the pairs of two; raise ValueError for a gap."
+    has_text = _has_text(table, names)
+    if not has_text.all():
         raise ValueError(
-            f"{source} holds {len(missing)} rows without a text, the first is"
-            f" row {missing[0]} (counted from 0); leave them out of the file"
+            f"{source} holds {(~has_text).sum()} rows without a text, the first is"
+            f" row {has_text.argmin()} (counted from 0); dropna=True (--dropna) leaves"
+            " them out"
         )
+    rows = list(zip(*(list(table[name]) for name in names)))
     for i, row in enumerate(rows):
         for name, entry in zip(names, row):
             if not isinstance(entry, str):
@@ -188,10 +195,12 @@ def _texts_of(table, names, source):
 
 
 def _sample(texts, labels, limit, seed, info):
-    "Return a seeded random sample without replacement; all texts if limit is None."
+    "Return a seeded random sample without replacement; all texts, in order, for None."
     n = len(texts)
-    rows = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
-    rows = rows[: n if limit is None else whole_number('limit', limit)]
+    rows = np.arange(n)
+    if limit is not None:
+        rows = np.random.default_rng(whole_number('seed', seed, 0)).permutation(n)
+        rows = rows[: whole_number('limit', limit)]
     info = info | dict(n_split=n, n=len(rows), seed=seed)
     texts, labels = [texts[i] for i in rows], [labels[i] for i in rows]
     return TextData(texts, labels, info, rows.tolist())
@@ -227,7 +236,8 @@ def load_texts(
             " have 0 and 1 (is it a hidden test split?)"
         )
     info = dict(name=name, source=source_label(data), split=split)
-    return _sample(texts, labels, limit, seed, info)
+    # a limit or none, the texts are in the random order of the seed
+    return _sample(texts, labels, len(texts) if limit is None else limit, seed, info)
 
 # %% ../nbs/lib/data.ipynb #00000018
 CELLS_PER_MB = 50_000  # cells of a table that each MB of the limit allows
@@ -238,7 +248,7 @@ FILE_TYPES = (*TEXT_FILES, '.parquet')
 ACCEPTED = f"{', '.join(FILE_TYPES)} (save a spreadsheet as .csv, unpack a .gz)"
 
 
-def _decode(path, name):
+def _decode(path, name, encoding):
     "Return the text of a file without a byte-order mark."
     check_amount(name, path.stat().st_size, 'bytes')
     content = path.read_bytes()
@@ -246,9 +256,11 @@ def _decode(path, name):
         longest = max(map(len, io.BytesIO(content)), default=0)
         check_amount(name, longest, 'bytes in one line', 100_000)
     try:
-        text = content.decode()
-    except UnicodeError as e:
-        raise ValueError(f"{name} is not UTF-8 ({e}); save it as UTF-8") from None
+        text = content.decode(encoding)
+    except (UnicodeError, LookupError) as e:
+        raise ValueError(
+            f"{name} is not {encoding} ({e}); name its encoding=, such as 'cp1252'"
+        ) from None
     if not text.strip('\ufeff \t\r\n'):
         raise ValueError(f"{name} is empty")
     return text.removeprefix('\ufeff').rstrip('\r\n')
@@ -263,8 +275,8 @@ def _read_csv(text, separator):
     check_amount('it', n_columns * (1 + text.count('\n')), 'cells', CELLS_PER_MB)
     if separator not in header and any(mark in header for mark in ',;|\t'):
         raise ValueError(
-            f"its columns {header!r} are not separated by {separator!r}; save it with"
-            " commas as .csv, or with tabs as .tsv"
+            f"its columns {header!r} are not separated by {separator!r}; name what"
+            " separates them, such as sep=';'"
         )
     # with a header, a longer row would shift all columns
     how = dict(header=None, dtype=str, keep_default_na=False, skip_blank_lines=False)
@@ -291,14 +303,14 @@ def _read_json(text, has_lines):
     return pd.DataFrame(rows)
 
 
-def _read_table(path, name):
+def _read_table(path, name, sep, encoding):
     "Read a file as a pandas table."
     suffix = path.suffix
     if suffix not in FILE_TYPES:
         raise ValueError(
             f"{name!r} is not a data file that can be read; it must end in {ACCEPTED}"
         )
-    text = '' if suffix == '.parquet' else _decode(path, name)
+    text = '' if suffix == '.parquet' else _decode(path, name, encoding)
     try:
         if suffix == '.parquet':
             return _read_parquet(path)
@@ -306,7 +318,7 @@ def _read_table(path, name):
             lines = io.StringIO(text, newline=None)
             return pd.DataFrame(dict(text=[line.rstrip('\n') for line in lines]))
         if TEXT_FILES[suffix]:
-            return _read_csv(text, TEXT_FILES[suffix])
+            return _read_csv(text, sep or TEXT_FILES[suffix])
         return _read_json(text, suffix == '.jsonl')
     except (ValueError, OSError, RecursionError) as e:
         raise ValueError(f"{name} cannot be read as {suffix[1:]}: {e}") from None
@@ -358,8 +370,11 @@ def read_texts(
     # texts are a pair, such as ('premise', 'hypothesis'), for a model that takes pairs
     column: str | tuple[str, str] | None = None,
     split: str | None = None,  # of a data set on the hub; None if there is only one
-    limit: int | None = None,  # number of texts, drawn at random; None: all
+    limit: int | None = None,  # number of texts, drawn at random; None: all, in order
     seed: int = 0,  # seed of the random draw
+    sep: str | None = None,  # between the columns; None: a comma, in a .tsv a tab
+    encoding: str = 'utf-8',  # of a file's characters
+    dropna: bool = False,  # leave out rows without a text
     # labels are None if the source has no column `label`; pairs are tuples of two
 ) -> TextData:
     "Read a user's own texts, or one of the paper's data sets."
@@ -377,7 +392,7 @@ def read_texts(
             raise ValueError(f"a file has no split {split!r}; leave split out")
         source = printable(path.name)
         info = dict(name=source, source='file', split='all')
-        table = _read_table(path, source)
+        table = _read_table(path, source, sep, encoding)
     elif path.suffix in FILE_TYPES:
         raise FileNotFoundError(
             f"no file {path.name!r}; use a file that ends in {ACCEPTED}, a"
@@ -391,9 +406,14 @@ def read_texts(
     else:
         return load_texts(name, data, split=split, limit=limit, seed=seed)
     names = _text_columns(table, requested, source)
+    kept = np.arange(len(table))
+    if dropna:
+        kept = np.flatnonzero(_has_text(table, names))
+        table = table.iloc[kept]
     texts = _texts_of(table, names, source)
     labels = list(table['label']) if 'label' in table else [None] * len(texts)
     sample = _sample(texts, labels, limit, seed, info)
+    sample.rows = kept[sample.rows].tolist()
     joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)
     digest = hashlib.sha256(joined.encode('utf-8', 'surrogatepass')).hexdigest()
     sample.info['sha256'] = digest[:16]

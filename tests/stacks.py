@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 STACKS = ('oldest', 'pinned', 'newest')
 FILES = ('decoders', 'generation', 'units', 'exact_loo', 'fast', 'rows', 'families')
-FILES += ('encoder_decoders', 'two_towers', 'vision_language', 'guide')
+FILES += ('encoder_decoders', 'two_towers', 'vision_language', 'guide', 'lrp_calls')
 EXTRAS = ('data', 'demo', 'plot', 'paper')  # the extra `paper` has all of them
 TOOLS = ('pytest', 'pytest-xdist', 'hypothesis', 'nbformat')
 

@@ -29,14 +29,22 @@ def written(tmp_path, content, name='a.csv'):
         (
             'a.txt',
             f'{BOM}fine, "so"\r\nNA\r\nno\u2028no\r\n\r\n',
-            ['NA', 'fine, "so"', 'no\u2028no'],
+            ['fine, "so"', 'NA', 'no\u2028no'],
         ),
     ],
 )
 def test_a_file_is_read(tmp_path, name, content, texts):
     found = read_texts(written(tmp_path, content, name))
-    assert sorted(found.texts) == texts
+    assert found.texts == texts  # in the order of the file
     assert found.info['n_split'] == len(texts)
+    assert found.rows == list(range(len(texts)))
+
+
+def test_a_separator_and_an_encoding_are_named_as_in_pandas(tmp_path):
+    path = written(tmp_path, 'text;label\ncafé, fine;1\n'.encode('cp1252'))
+    assert read_texts(path, sep=';', encoding='cp1252').texts == ['café, fine']
+    with pytest.raises(ValueError, match='is not nonsense'):
+        read_texts(path, encoding='nonsense')
 
 
 WRITERS = {
@@ -54,10 +62,10 @@ def test_rows_without_a_text_are_counted_and_the_first_named(tmp_path, name):
     WRITERS[name](d, tmp_path / name)
     with pytest.raises(ValueError, match='2 rows without a text, the first is row 1'):
         read_texts(tmp_path / name)
-    WRITERS[name](d.iloc[[0, 2]], tmp_path / name)
-    found = read_texts(tmp_path / name)
+    found = read_texts(tmp_path / name, dropna=True)
+    assert found.rows == [0, 2] and found.info['n_split'] == 2
     labels = [int(label) for label in found.labels]
-    assert sorted(zip(found.texts, labels)) == [('fine', 1), ('no', 0)]
+    assert list(zip(found.texts, labels)) == [('fine', 1), ('no', 0)]
     path = written(tmp_path, '', name)
     with pytest.raises(ValueError, match=f'{name} (is empty|cannot be read)'):
         read_texts(path)
@@ -66,7 +74,7 @@ def test_rows_without_a_text_are_counted_and_the_first_named(tmp_path, name):
 def test_two_columns_make_pairs(tmp_path):
     path = written(tmp_path, 'a,b,label\na film,a work,1\nno film,a film,0\n')
     d = read_texts(path, **PAIR)
-    assert sorted(d.texts) == [('a film', 'a work'), ('no film', 'a film')]
+    assert d.texts == [('a film', 'a work'), ('no film', 'a film')]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_two_columns_make_pairs(tmp_path):
             "'text' of row 0 .*, but int",
         ),
         ('a.csv', 'text;who, when\nfine;me, now\n', {}, 'which column of a.csv'),
-        ('a.csv', b'text\n\xff\xfe', {}, 'a.csv is not UTF-8'),
+        ('a.csv', b'text\n\xff\xfe', {}, 'a.csv is not utf-8'),
         *(
             ('a.csv', 'a,b\nx,y\n', dict(column=column), 'two different names')
             for column in (('a', 'a'), ('a', 'b', 'c'))

@@ -31,9 +31,7 @@ the actors try hard and the script lets them down""".splitlines()
 METHOD_NAMES = ['attn_lrp', 'cp_lrp', 'removal']
 # ray warns of itself while it starts its processes
 pytestmark = pytest.mark.filterwarnings('default')
-needs_ray = pytest.mark.skipif(
-    find_spec('ray') is None, reason="ray is not installed (pip install 'lrp_loo[ray]')"
-)
+needs_ray = pytest.mark.skipif(find_spec('ray') is None, reason="ray is not installed")
 no_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason='this machine may have what is refused'
 )

@@ -7,6 +7,8 @@ import tomllib
 
 import pytest
 from packaging.requirements import Requirement
+
+from lrp_loo.core.tools import install_command
 from tracked import ROOT
 
 CASES = {
@@ -53,6 +55,13 @@ def of_extra(name):
 @pytest.mark.parametrize(('library', 'extra'), sorted(ASKED))
 def test_the_extra_that_an_error_names_has_the_library(library, extra):
     assert NAMED.get(library, library) in set(of_extra(extra))
+
+
+def test_the_command_of_an_error_names_packages_of_the_index():
+    # the extra `paper` names others of this package
+    command = install_command('paper')
+    assert command.startswith('pip install ') and 'lrp_loo' not in command
+    assert all(name == 'lrp_loo' or name in command for name in of_extra('paper'))
 
 
 FRESH = """

@@ -435,14 +435,14 @@ def summarize(
         opt.print_table(words.set_index('word')[columns])
 
 # %% ../../nbs/lib/cli_commands.ipynb #4aab862f
-ENGINE = "plain: one process; ray: many (pip install 'lrp_loo[ray]')"
+ENGINE = "plain: one process; ray: many (needs the library ray)"
 WORKERS = 'of ray (0: one per GPU, without GPUs two)'
 
 
-@opt.with_options('fresh model name data column split limit seed json')
+@opt.with_options(f'fresh model name {opt.OF_DATA} json')
 def sweep(
     shared: SimpleNamespace,  # see `with_options`
-    method: opt.Methods = 'attn_lrp,cp_lrp',
+    method: opt.Methods = 'removal,attn_lrp,cp_lrp',
     engine: Annotated[Literal['plain', 'ray'], Option(help=ENGINE)] = 'plain',
     workers: Annotated[int, Option(min=0, help=WORKERS)] = 0,
     batch_size: Annotated[int, Option(min=1, help='texts in one batch')] = 16,
@@ -460,7 +460,9 @@ def sweep(
     from lrp_loo.evaluate.sweep import sweep as run_sweep
 
     texts = opt.read_texts(shared)
-    options = dict(name=shared.name or 'sst2', fresh=shared.fresh, data=texts.info)
+    options = dict(
+        name=shared.name or 'reviews-sst2', fresh=shared.fresh, data=texts.info
+    )
     options |= dict(engine=engine, workers=workers or None)
     options |= dict(batch_size=batch_size, truncation=truncation)
     table = run_sweep(shared.model, None, texts.texts, out, list(method), **options)

@@ -38,6 +38,7 @@ from ..methods.table import Refusal, as_methods, or_refusal
 from ..models.encoding import check_ids, check_text, encode, max_tokens
 from ..models.encoding import surrounding_ids
 from ..models.multipart import EncoderDecoder
+from ..models.objects import generation_settings
 from ..models.parts import is_parts
 from ..models.structure import device_of
 from ..records import Attribution, Comparison, Generation
@@ -219,7 +220,7 @@ def explain_generation(
     before = encode_prompt(model, tokenizer, prompt)
     if continuation is None:
         if max_new_tokens is None:
-            own = getattr(getattr(tokenizer, 'source', None), '_generate_kwargs', {})
+            own = generation_settings(getattr(tokenizer, 'source', None))
             n_total = own.get('max_length') or before['input_ids'].shape[1] + 20
             rest = max(1, n_total - before['input_ids'].shape[1])
             max_new_tokens = own.get('max_new_tokens') or rest

@@ -7,6 +7,7 @@ __all__ = ['TRAINING', 'accuracy', 'train_adapter', 'train_tokenizer', 'train_ca
            'train_vit', 'image_accuracy', 'write_card', 'write_model_card', 'train']
 
 # %% ../nbs/56_training.ipynb #2077628c
+import json
 from pathlib import Path
 
 import torch
@@ -212,6 +213,11 @@ def train_adapter(
     model.peft_config['default'].base_model_name_or_path = BASES[base].name
     # embeddings are untouched; 'auto' would ask the hub
     model.bfloat16().save_pretrained(str(out), save_embedding_layers=False)
+    # an older peft refuses the names of settings that it does not know
+    file = Path(out) / 'adapter_config.json'
+    settings = json.loads(file.read_text())
+    kept = {name: v for name, v in settings.items() if v is not None}
+    file.write_text(json.dumps(kept, indent=2, sort_keys=True))
     return options
 
 # %% ../nbs/56_training.ipynb #c2189f13
