@@ -2,6 +2,7 @@
 `repr`.
 """
 
+import copy
 import json
 
 import pandas as pd
@@ -188,3 +189,11 @@ def test_a_file_of_a_version_that_stored_a_bool_is_read(demo, tmp_path, exact):
     (tmp_path / 'a.json').write_text(json.dumps(stored))
     with pytest.raises(ValueError, match='exact'):
         lrp_loo.load(tmp_path / 'a.json')
+
+
+@pytest.mark.parametrize('name, near', [('top_k', 'top'), ('to_datframe', 'to_frame')])
+def test_the_error_for_a_wrong_name_has_the_nearest_one(name, near):
+    (a,) = lrp_loo.explain(*lrp_loo.load_demo('reviews-sst2'), TEXTS[:1], 'cp_lrp')
+    with pytest.raises(AttributeError, match=f"'{name}'; did you mean '{near}'"):
+        getattr(a, name)
+    assert copy.deepcopy(a).tokens == a.tokens and not hasattr(a, '_none')

@@ -374,9 +374,12 @@ class Attributions(Record, list[Attribution]):
         def __getattr__(self, name):
             "Raise AttributeError; for what one explanation has, name it."
             fields = Attribution.__dataclass_fields__
-            has_it = name in fields or hasattr(Attribution, name)
-            advice = f'; the explanation of one text has it: take [0].{name}' * has_it
-            raise AttributeError(f"'Attributions' has no attribute {name!r}{advice}")
+            if name not in fields and not hasattr(Attribution, name):
+                return super().__getattr__(name)
+            raise AttributeError(
+                f"'Attributions' has no attribute {name!r}; the explanation of one text"
+                f" has it: take [0].{name}"
+            )
 
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are row, text, predicted."

@@ -13,9 +13,10 @@ import math
 import os
 import re
 import textwrap
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pandas as pd
 import torch
@@ -161,6 +162,20 @@ def record_html(
 
 class Record:
     "Base class of results."
+
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name):
+            "Return a table's column; raise AttributeError, with the nearest name."
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                names = [own for own in dir(self) if own[0] != '_']
+                near = [] if name[0] == '_' else get_close_matches(name, names, 1)
+                hint = f'; did you mean {near[0]!r}?' if near else ''
+                kind = type(self).__name__
+                message = f'{kind!r} has no attribute {name!r}{hint}'
+            raise AttributeError(message)
 
     def to_frame(self) -> pd.DataFrame:
         "Return its table."
