@@ -75,7 +75,7 @@ def _load(model, tokenizer, name, device):
     label = name
     if isinstance(model, (str, os.PathLike)):
         device = resolve_device(device)
-        model, loaded, label = load_model(model, name or 'sst2', device)
+        model, loaded, label = load_model(model, name or 'reviews-sst2', device)
         tokenizer = loaded if tokenizer is None else tokenizer
     model, tokenizer = unwrap(model, tokenizer)
     return model, tokenizer, label or name_of_model(model)
