@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
 
 # %% ../../nbs/lib/core_arguments.ipynb #55c841a1
-# a module, a pipeline with one, or what `load_model` loads: a name, a folder
-Model: TypeAlias = Union['torch.nn.Module', 'Pipeline', str, os.PathLike]
+# a module, a pipeline with one, what `load_model` loads (a name, a folder), or, where
+# the inside is not needed, a function of a list of str
+Model: TypeAlias = Union[
+    'torch.nn.Module', 'Pipeline', str, os.PathLike, Callable[[list[str]], Any]
+]
 Tokenizer: TypeAlias = Union['PreTrainedTokenizerBase', Callable[..., Any], None]
 # a string, a pair, a tokenizer's encoding, an image
 Text: TypeAlias = Union[

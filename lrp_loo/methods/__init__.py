@@ -30,12 +30,13 @@ from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
 from ..loo.engines import random_choice, read_whole
 from ..loo.removals import accepts_attention_mask
+from .functions import check_function_call, explain_function
 from .table import Refusal, as_method, check_options, method_name
 from .table import or_refusal
 from ..loo.states import similar_sizes
 from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
-from ..models.objects import DifferentAnswer, unwrap
+from ..models.objects import DifferentAnswer, is_function, unwrap
 from ..models.parts import Parts
 from ..models.structure import proofs_of, provenance, walk_once
 from ..records import Attribution, Attributions, Comparison
@@ -476,10 +477,11 @@ def add_provenance(
 @walk_once()
 def explain(
     # a transformers model in eval mode (classifier, decoder, question answering,
-    # vision), any torch module called the same way, or a transformers pipeline
+    # vision), any torch module called the same way, or a transformers pipeline; or a
+    # function of a list of str (see `explain_function`)
     model: Model,
     # its tokenizer; for images its image processor, or None if images are tensors;
-    # with a pipeline None takes the pipeline's
+    # with a pipeline None takes the pipeline's, a function has None
     tokenizer: Tokenizer,
     # a list of str, pairs, images or chats (lists of messages {'role': …, 'content':
     # …}); a column of a table (pandas, datasets); what the tokenizer returned; a single
@@ -494,9 +496,10 @@ def explain(
     batch_size: int = 16,  # texts computed at the same time
     truncation: bool = False,  # cut texts that are too long for the model
     max_length: int | None = None,  # a lower limit than the model's own
-    # 'token', 'word', 'sentence', or (start, end) spans of a single text (of a chat, in
-    # the last content of a user); a list has one of these per text. Or parts of the
-    # model: 'head', 'feed_forward', 'layer', groups of them as `Parts`
+    # 'token', 'word', 'sentence', (start, end) spans of a single text (of a chat, in the
+    # last content of a user), several of them for one unit, or a function of the text
+    # (see `spans_by_unit`); a list has one of these per text. Or parts of the model:
+    # 'head', 'feed_forward', 'layer', groups of them as `Parts`
     units: UnitsOf = 'token',
     # a `Calibration` of this model (`calibrate`): each map gets intervals for its
     # exact LOO, `low` and `high`; its method and budget are the default
@@ -516,6 +519,12 @@ def explain(
     "Explain texts or images by one method; raise ValueError or TypeError for bad input."
     whole_number('batch_size', batch_size)
     fraction('confidence', confidence)
+    if is_function(model, tokenizer):
+        of_models = dict(truncation=truncation, max_length=max_length, device=device)
+        of_models |= dict(calibration=calibration, template=template, among=among)
+        check_function_call(method, options, **of_models)
+        call = method, target, units, batch_size
+        return explain_function(model, texts, *call, **options)
     if calibration is not None:
         if not hasattr(calibration, 'add_intervals'):
             raise TypeError(

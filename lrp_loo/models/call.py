@@ -146,7 +146,8 @@ def check_model(
         raise TypeError(
             "the model must be a transformers model (or another torch module, or a"
             f" pipeline), got {type(model).__name__}; by its name or folder load_model"
-            " loads it: model, tokenizer, name = load_model('NAME')"
+            " loads it: model, tokenizer, name = load_model('NAME'); a function of a list"
+            " of str is explained by explain(function, None, texts, units='word')"
         )
     kind = type(model).__name__
     if 'MultipleChoice' in kind:

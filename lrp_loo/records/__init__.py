@@ -266,7 +266,8 @@ class Attribution(Record, Sequence[ScoredToken]):
         "Return 'logit', 'log-probability' or 'number'."
         if self.info.get('log_prob'):
             return 'log-probability'
-        return 'number' if isinstance(self.target, str) else 'logit'
+        is_number = isinstance(self.target, str) or 'function' in self.info
+        return 'number' if is_number else 'logit'
 
     @property
     def explained(self) -> str:
