@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHORT', 'MEANS', 'AUDIT_COLUMNS', 'BUDGETS', 'compare_with_loo', 'token_classes', 'faithfulness_rows', 'in_batches',
-           'AuditTable', 'audit_table', 'first_of_each', 'audit', 'Frontier', 'frontier']
+           'AuditTable', 'audit_table', 'first_of_each', 'audit', 'audit_function', 'Frontier', 'frontier']
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #bf259095
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,15 @@ from .faithfulness import perturbation_curves, removal_units
 from .results import Results, method_digests, row_digests, text_digests
 from .verdict import FEWEST_TEXTS, is_reference, rows_with_effect
 from .verdict import verdict
-from ..inputs.call import CallInputs, group_by_target
+from ..inputs.call import CallInputs, as_list, group_by_target
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import explain_batch, explain_methods
-from ..methods.table import Refusal, as_methods
+from ..methods.functions import check_function_call, explain_function
+from ..methods.functions import function_called
+from ..methods.table import Refusal, as_methods, or_refusal
+from ..models.objects import is_function
 from ..records import Attribution
 from ..models.structure import name_of_model
 from ..records.base import Table, record_html
@@ -252,7 +255,9 @@ def first_of_each(keys: list[str]) -> list[int]:
 
 @keeps_rows_in('results')
 def audit(
-    model: Model,  # a transformers model in eval mode, or a pipeline
+    # a transformers model in eval mode, a pipeline, or a function of a list of str, of
+    # which words are removed, and 'loo' and 'auto' (with passes=) compared
+    model: Model,
     tokenizer: Tokenizer,  # its tokenizer or image processor; None for a pipeline's
     texts: Texts,  # texts, images or encoded texts (see `explain`)
     # one of METHODS or a list of them; or name → (method, options)
@@ -275,6 +280,12 @@ def audit(
     """
     methods = as_methods(method)
     whole_number('chunk', chunk)
+    if is_function(model, tokenizer):
+        of_models = dict(removal=removal, truncation=truncation, device=device)
+        of_models |= dict(max_length=max_length, template=template, among=among)
+        check_function_call('loo', {}, **of_models)
+        own = dict(target=target, results=results, progress=progress)
+        return audit_function(model, texts, methods, **own)
     options = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *options)
     results = Results(None, {}) if results is None else results
@@ -294,7 +305,12 @@ def audit(
     for _, group in group_by_target([inputs.targets[i] for i in unique]):
         batches += in_batches([(unique[k], inputs.encs[unique[k]]) for k in group])
     results.extend(batches, run, 'audit', progress, dict(enumerate(keys)))
-    rows = results.rows
+    n_texts, name = len(inputs.encs), name_of_model(inputs.model)
+    return _audited(results.rows, methods, n_texts, name)
+
+
+def _audited(rows, methods, n_texts, model):
+    "Return the table of an audit."
     names, kept = list(methods), rows_with_effect(rows)
     table = faithfulness_table(rows, names)
     table[['r_all_texts', 'r_all_texts_se']] = table[['loo_r', 'loo_r_se']]
@@ -304,12 +320,40 @@ def audit(
     for cost in ('passes', 'seconds'):
         costs = [[row['methods'][m].get(cost) for row in rows] for m in names]
         table[cost] = pd.DataFrame(costs, names, dtype=float).mean(axis=1)
-    by_text, copies = [row['methods'] for row in rows], len(inputs.encs) - len(unique)
+    by_text, copies = [row['methods'] for row in rows], n_texts - len(rows)
     lines = completeness_lines(rows, names)
     table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
-        table.attrs['verdict'] = verdict(rows, name_of_model(inputs.model))
+        table.attrs['verdict'] = verdict(rows, model)
     return table
+
+# %% ../../nbs/lib/evaluate_audit.ipynb #069e8d2f
+def audit_function(
+    function: Callable[[list[str]], Any],  # list of str → (n,) or (n, classes)
+    texts: Texts,
+    methods: Mapping[str, tuple[OneMethod, Mapping[str, Any]]],  # see `as_methods`
+    **options: Any,  # target, results, progress of `explain_function`
+) -> AuditTable:
+    "Compare what a budget finds of a function's words with exact LOO (see `audit`)."
+    unique = list(dict.fromkeys(as_list(texts)))
+    call, rows = (function, unique), []
+    loos, maps = explain_function(*call, 'loo', **options), {}
+    targets = [a.target if isinstance(a.target, (int, tuple)) else None for a in loos]
+    for name, (method, own) in methods.items():
+
+        def explained(method=method, own=own):
+            check_function_call(method, own)
+            return explain_function(
+                *call, method, **options | dict(target=targets) | own
+            )
+
+        outcome = loos if is_reference(method, own) else or_refusal(explained)
+        is_refused = isinstance(outcome, Refusal)
+        maps[name] = [outcome] * len(unique) if is_refused else outcome
+    for i, loo in enumerate(loos):
+        of_text = {name: records[i] for name, records in maps.items()}
+        rows.append(dict(i=i) | _row(loo, of_text, {}, (), True))
+    return _audited(rows, methods, len(as_list(texts)), function_called(function))
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #9bd2ec15
 BUDGETS = (3, 4, 5, 7, 11, 16, 24, 48)  # forward passes over a text

@@ -214,6 +214,9 @@ class Attribution(Record, Sequence[ScoredToken]):
         if self.content_is_exact:
             return f'LOO, exact for content tokens, {self.passes:.0f} passes'
         estimated = f'LOO estimated in {self.passes:.0f}'
+        if groups := self.info.get('together'):  # of a function, see `removed_groups`
+            n = sum(map(len, groups))
+            estimated = f'{n} of {len(self)} units removed only in groups, {estimated}'
         if self.passes > exact_passes:
             return f'{estimated} passes, exact takes {exact_passes:.0f}'
         return f'{estimated} of {exact_passes:.0f} passes'
