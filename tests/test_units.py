@@ -309,3 +309,75 @@ def test_smollm2_reads_a_passage_without_the_templates_white_space():
         for units in ('sentence', 'passage')
     )
     assert a.scores.tolist() == b.scores.tolist()
+
+
+REVIEW = 'A dull but funny film, so dull.'
+DULL = [(2, 6), (26, 30)]  # both times
+
+
+def logit_without(model, tokenizer, text, tokens, target):
+    "Mask some tokens of a text by hand."
+    enc = tokenizer(text, return_tensors='pt')
+    enc['attention_mask'][0, tokens] = 0
+    with torch.no_grad():
+        return float(model(**enc).logits[0, target])
+
+
+def test_a_unit_of_several_spans_is_removed_at_once(demo):
+    model, tokenizer = demo
+    (a,) = explain(model, tokenizer, REVIEW, 'loo', units=[DULL, (11, 16)])
+    assert a.tokens == ['dull … dull', 'funny']
+    tokens = tokenizer(REVIEW).tokens()
+    places = [i for i, token in enumerate(tokens) if token == 'dull']
+    assert len(places) == 2
+    for score, masked in zip(a.scores, (places, [tokens.index('funny')])):
+        without = logit_without(model, tokenizer, REVIEW, masked, a.target)
+        assert float(score) == pytest.approx(a.logit - without, abs=1e-4)
+    assert a.to_frame().start.isna().tolist() == [True, False]
+    assert 'dull … dull' in a._repr_html_()
+    # in a template, of an encoding, and summed by a gradient method
+    template = 'Review: {text}'
+    (b,) = explain(
+        model, tokenizer, REVIEW, 'loo', units=[DULL, (11, 16)], template=template
+    )
+    whole = f'Review: {REVIEW}'
+    inside = [i for i, t in enumerate(tokenizer(whole).tokens()) if t == 'dull']
+    without = logit_without(model, tokenizer, whole, inside, b.target)
+    assert float(b.scores[0]) == pytest.approx(b.logit - without, abs=1e-4)
+    spans = [[(i, i + 1) for i in places]]
+    encoding = tokenizer(REVIEW, return_tensors='pt')
+    (c,) = explain(model, tokenizer, encoding, 'loo', units=spans)
+    assert float(c.scores[0]) == pytest.approx(float(a.scores[0]), abs=1e-4)
+    assert c.tokens == ['dull … dull']
+    single, both = (
+        explain(model, tokenizer, REVIEW, 'grad_x_input', units=units)[0].scores
+        for units in ([*DULL], [DULL])
+    )
+    assert float(both[0]) == pytest.approx(float(single.sum()), rel=1e-5)
+    with pytest.raises(ValueError, match='overlap'):
+        explain(model, tokenizer, REVIEW, units=[DULL, (3, 8)])
+
+
+def test_units_are_what_a_function_of_the_text_returns(demo):
+    model, tokenizer = demo
+    (a,) = explain(model, tokenizer, REVIEW, 'loo', units=str.split)
+    assert a.tokens == REVIEW.split()
+    place = tokenizer(REVIEW).tokens().index('film')
+    without = logit_without(model, tokenizer, REVIEW, [place, place + 1], a.target)
+    assert float(a.scores[4]) == pytest.approx(a.logit - without, abs=1e-4)
+    # of each text; in a template it reads the text alone
+    read = []
+
+    def units(text):
+        read.append(text)
+        return [DULL, (11, 16)] if text == REVIEW else [(0, 4)]
+
+    texts = [REVIEW, 'Fine film.']
+    maps = explain(model, tokenizer, texts, units=units, template='It: {text}')
+    assert [b.tokens for b in maps] == [['dull … dull', 'funny'], ['Fine']]
+    assert read == texts
+    # pieces that share a token are one unit, as words are
+    (b,) = explain(model, tokenizer, 'film', units=lambda text: ['fi', 'lm'])
+    assert b.tokens == ['film']
+    with pytest.raises(ValueError, match="'FILM', which is not in the text"):
+        explain(model, tokenizer, 'film', units=lambda text: ['FILM'])
