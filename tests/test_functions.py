@@ -4,7 +4,12 @@ the texts that it was asked counted.
 
 import math
 import re
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.error import URLError
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -13,6 +18,7 @@ from lrp_loo import attribute_context, audit, explain, explain_pairs, load, load
 from lrp_loo.evaluate.results import Results
 from lrp_loo.methods.functions import plain_text
 
+PAGE = Path(__file__).parent.parent / 'nbs' / 'guide' / 'functions.ipynb'
 TEXTS = [
     'A dull (but short) story, saved by two.',
     'Fine, fine film',
@@ -34,6 +40,11 @@ class Counted:
     @property
     def asked(self):
         return [text for request in self.requests for text in request]
+
+
+@pytest.fixture(scope='module')
+def demo_reviews():
+    return load_demo('reviews')
 
 
 def odd(text):
@@ -360,3 +371,69 @@ def test_audit_measures_a_budget():
     assert "needs the inside of a model" in table.loc['ig', 'refused']
     assert 'auto' in table.verdict and 'Counted' in table.verdict
     assert any('1 ' in line and 'cop' in line for line in table.lines)
+
+
+@pytest.fixture
+def served(demo_reviews):
+    "The names of the guide's page on functions, with its server around a small model."
+    names = dict(load_demo=lambda name: demo_reviews)
+    cells = [c.source for c in nbformat.read(PAGE, 4).cells if c.cell_type == 'code']
+    for part in ('class Completions', 'def answer_log_prob'):
+        (source,) = [cell for cell in cells if part in cell]
+        exec(compile(source, str(PAGE), 'exec'), names)
+    yield names
+    names['server'].shutdown()
+    names['server'].server_close()
+
+
+def test_a_served_answer_is_explained_as_by_the_model_itself(served, demo_reviews):
+    model, tokenizer = demo_reviews
+    passages = ['The plot is dull.', 'Nobody laughed.']
+    a = attribute_context(
+        served['answer_log_prob'], None, passages, template='{context} It was', **QUIET
+    )
+    ids = tokenizer(served['ANSWER'], add_special_tokens=False)['input_ids']
+
+    @torch.no_grad()
+    def by_hand(prompt):
+        row = tokenizer(prompt)['input_ids'] + ids
+        rows = model(input_ids=torch.tensor([row])).logits[0].log_softmax(-1)
+        n = len(row) - len(ids)
+        return sum(float(rows[n + i - 1, token]) for i, token in enumerate(ids))
+
+    whole = by_hand('The plot is dull.\n\nNobody laughed. It was')
+    rest = [by_hand(f'{p} It was') for p in reversed(passages)]
+    assert a.scores.tolist() == pytest.approx([whole - x for x in rest], abs=1e-5)
+    assert a.logit == pytest.approx(whole, abs=1e-5)
+
+
+def test_a_server_that_stops_in_the_middle_loses_nothing(served, tmp_path):
+    function, requests = served['answer_log_prob'], []
+    call = dict(units='word', batch_size=3, **QUIET)
+
+    def stops(prompts):
+        if len(requests) == 3:  # not before its port is closed
+            served['server'].shutdown()
+            served['server'].server_close()
+        requests.append(list(prompts))
+        return function(prompts)
+
+    results = Results(tmp_path / 'rows.json', {})
+    whole = explain(function, None, TEXTS[0], **call)[0]
+    with pytest.raises(URLError) as e:
+        explain(stops, None, TEXTS[0], results=results, **call)
+    assert '6 texts were answered before, 7 are left' in e.value.__notes__[0]
+    # started again, on another port
+    served['server'] = ThreadingHTTPServer(('127.0.0.1', 0), served['Completions'])
+    served['URL'] = f"http://127.0.0.1:{served['server'].server_port}"
+    Thread(target=served['server'].serve_forever, daemon=True).start()
+    rest = []
+
+    def counted(prompts):
+        rest.extend(prompts)
+        return function(prompts)
+
+    results = Results(tmp_path / 'rows.json', {})
+    (a,) = explain(counted, None, TEXTS[0], results=results, **call)
+    assert len(rest) == 1 + 7 and rest[0] in sum(requests[:3], [])
+    assert a.scores.equal(whole.scores)

@@ -26,7 +26,7 @@ TASKS = (
 ).split(', ')
 PAGES = (
     'explain trust showing templates data_sets command_line generation summaries pairs'
-    ' parts other_tools stability'
+    ' functions parts other_tools stability'
 ).split()
 MOST_LINES = 12  # of a page's own code
 MOST_WORDS = 400  # of its text

@@ -62,7 +62,8 @@ class Answers:
         self.rows |= {text: self.stored[digest(text)] for text in kept}
         self._check_again(kept)
         unknown = [t for t in unknown if t not in self.rows]
-        with progress_bar(None, self.progress, total=len(unknown)) as bar:
+        is_shown = self.progress and bool(unknown)
+        with progress_bar(None, is_shown, total=len(unknown)) as bar:
             for start in range(0, len(unknown), self.batch_size):
                 part = unknown[start : start + self.batch_size]
                 try:

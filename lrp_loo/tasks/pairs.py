@@ -114,7 +114,7 @@ def function_pairs(
     units: UnitsOf = 'word',  # of all texts (see `plain_text`)
 ) -> list[Pairs]:  # one per text, in order
     "Compute I_ij of all pairs of units of what a function answers."
-    answers, records = Answers(function), []
+    answers, records = Answers(function, progress=False), []
     for text in [texts] if isinstance(texts, str) else texts:
         text = plain_text(text, units)
         n = len(text)
