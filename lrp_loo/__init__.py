@@ -12,7 +12,7 @@ from importlib.util import find_spec as _find_spec
 
 import lazy_loader as _lazy
 
-__version__ = ''  # in the module nbdev writes that of settings.ini
+__version__ = "0.2.0"
 
 # without ipywidgets a notebook shows bars as text, which is enough
 _warnings.filterwarnings('ignore', message='IProgress not found')

@@ -32,13 +32,15 @@ from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout, NextTokens
 from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt
 from ..inputs.units import can_generate, change_contents, content_tokens
-from ..inputs.units import fill_template, text_spans, text_units
+from ..inputs.units import fill_template, spans_by_unit, text_spans, text_units
 from ..methods import add_provenance, explain_batch, explain_each
+from ..methods.functions import Answers, check_function_call, explain_text
+from ..methods.functions import plain_text
 from ..methods.table import Refusal, as_methods, or_refusal
 from ..models.encoding import check_ids, check_text, encode, max_tokens
 from ..models.encoding import surrounding_ids
 from ..models.multipart import EncoderDecoder
-from ..models.objects import generation_settings
+from ..models.objects import generation_settings, is_function
 from ..models.parts import is_parts
 from ..models.structure import device_of
 from ..records import Attribution, Comparison, Generation
@@ -281,6 +283,40 @@ def _context_prompt(model, tokenizer, texts, question, template, gap):
     return fill_template(template, values, tokenizer, model), names
 
 
+def _context_units(prompt, names, texts, units):
+    "Return the units' spans in the prompt, and the labels of passages (else None)."
+    if isinstance(units, str) or units and texts[1:] and not callable(units):
+        one_of('units', units, ('passage', *UNITS[1:]))  # spans are of one text
+    spans = []
+    for name, text in zip(names, texts):
+        whole = [(len(text) - len(text.lstrip()), len(text.rstrip()))]
+        of_text = whole if units == 'passage' else spans_by_unit(text, units)
+        spans += replace(prompt, counted=name).shifted(of_text)
+    if units != 'passage':
+        return spans, None
+    wrapped = [textwrap.wrap(text.strip(), 30) for text in texts]
+    labels = [
+        f"[{i}] {first}{' …' * bool(rest)}"
+        for i, (first, *rest) in enumerate(wrapped, 1)
+    ]
+    return spans, labels
+
+
+def _function_context(function, texts, question, template, units, method, options):
+    "Return the record of what a function answers to a prompt, by the context's units."
+    if not isinstance(template, str | None):
+        raise TypeError("the template of a function is a str; chats are of a model")
+    prompt, names = _context_prompt(function, None, texts, question, template, '')
+    spans, labels = _context_units(prompt, names, texts, units)
+    of_answers = {k: options[k] for k in ('results', 'progress') if k in options}
+    text = plain_text(prompt.text, spans, options.get('replacement'))
+    text = replace(text, names=labels or text.names)
+    how = method, options['target'], options.get('passes')
+    a = explain_text(Answers(function, **of_answers), text, *how)
+    a.info |= dict(template=prompt.template, chat=False)
+    return a
+
+
 def _explain_answer(model, tokenizer, whole, parts, units, method, options):
     "Return a map of each (label, start) of a `Continued` answer, by the prompt's units."
     maps, n = [], len(whole.ids)
@@ -310,8 +346,8 @@ def _difference(a, b):
     return replace(a, scores=scores, logit=logit, label=label, info=info)
 
 
-def _answers(texts, answer, question, target, answer_units):
-    "Return the answer, or both; raise TypeError or ValueError for bad texts."
+def _check_context(texts, question):
+    "Raise TypeError or ValueError for bad passages or a bad question."
     if not isinstance(texts, (list, tuple)) or not texts:
         raise TypeError(
             "the context must be a str, or a list of at least one passage, each a str,"
@@ -319,6 +355,12 @@ def _answers(texts, answer, question, target, answer_units):
         )
     for i, text in enumerate(texts, 1):
         check_text(text, f'passage {i}' if texts[1:] else 'context')
+    if question != '':
+        check_text(question, 'question')
+
+
+def _answers(answer, target, answer_units):
+    "Return the answer, or both; raise TypeError or ValueError for bad ones."
     answers = (answer,) if target is None else target
     is_pair = isinstance(target, tuple) and len(target) == 2 and target[0] != target[1]
     is_contrast = is_pair and answer in ('', target[0]) and answer_units is None
@@ -329,14 +371,14 @@ def _answers(texts, answer, question, target, answer_units):
         )
     for text in answers:
         check_text(text, 'answer')
-    if question != '':
-        check_text(question, 'question')
     return answers
 
 
 def attribute_context(
-    model: Model,  # a causal language model, or an encoder-decoder, in eval mode
-    tokenizer: Tokenizer,  # its (fast) tokenizer
+    # a causal language model, or an encoder-decoder, in eval mode; or a function of a
+    # list of prompts, whose number is explained in place of an answer's
+    model: Model,
+    tokenizer: Tokenizer,  # its (fast) tokenizer; of a function None
     passages: str | list[str],  # the context: a text, or a list of passages
     answer: str = '',  # the answer to explain; two answers: see `target`
     question: str = '',  # asked about the context
@@ -361,7 +403,14 @@ def attribute_context(
     `info['template']` is the prompt around it, `info['chat']` whether it is a chat.
     """
     texts = [passages] if isinstance(passages, str) else passages
-    answers = _answers(texts, answer, question, target, answer_units)
+    _check_context(texts, question)
+    units = units or ('sentence' if isinstance(passages, str) else 'passage')
+    if is_function(model, tokenizer):
+        of_models = dict(messages=messages, device=device, answer_units=answer_units)
+        check_function_call(method, options, answer=answer or None, **of_models)
+        call = texts, question, template, units, method, options | dict(target=target)
+        return _function_context(model, *call)
+    answers = _answers(answer, target, answer_units)
     if template is not None and messages is not None:
         raise ValueError("template= and messages= are both the prompt; give one")
     template = template if messages is None else messages
@@ -370,24 +419,12 @@ def attribute_context(
     # a space before the answer, unless it begins with white space
     gap = '' if all(text[0].isspace() for text in answers) else ' '
     prompt, names = _context_prompt(model, tokenizer, texts, question, template, gap)
-    units = units or ('sentence' if isinstance(passages, str) else 'passage')
-    if isinstance(units, str) or len(texts) > 1:  # spans are of one text
-        one_of('units', units, ('passage', *UNITS[1:]))
-    spans, by_passage = [], units == 'passage'
-    for name, text in zip(names, texts):
-        whole = [(len(text) - len(text.lstrip()), len(text.rstrip()))]
-        of_text = whole if by_passage else text_spans(text, units)
-        spans += replace(prompt, counted=name).shifted(of_text)
+    spans, labels = _context_units(prompt, names, texts, units)
     enc = encode_prompt(model, tokenizer, prompt)
     content = [prompt.spans[name] for name in names]
-    merges = isinstance(units, str) and not by_passage
+    merges = not labels and (isinstance(units, str) or callable(units))
     of_prompt = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
-    if by_passage:
-        wrapped = [textwrap.wrap(text.strip(), 30) for text in texts]
-        labels = [
-            f"[{i}] {first}{' …' * bool(rest)}"
-            for i, (first, *rest) in enumerate(wrapped, 1)
-        ]
+    if labels:
         of_prompt = replace(of_prompt, names=labels)
         options = dict(passes=None) | options if method == 'auto' else options
     maps = []
