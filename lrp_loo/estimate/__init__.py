@@ -21,7 +21,8 @@ from ..core.stats import unit_map
 from ..core.tensors import check_tokens_alone, pad_batch
 from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
 from ..inputs.call import content_entries
-from ..inputs.scores import GeneratedReadout, Scores, agree, spread, text_by_text
+from ..inputs.scores import ROUNDING, GeneratedReadout, Scores, differs, spread
+from ..inputs.scores import text_by_text
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..loo.engines import Variants, WholeText, read_whole
@@ -309,7 +310,7 @@ class RecomputedRows:
         masked = torch.cat([members, torch.zeros_like(members[:1])])
         rows = torch.cat([rows, rows[:1]])
         values = self.stored.values(rows, masked, self.whole.readout)
-        if not agree(values[-1:], whole, spread(values)):
+        if differs(values[-1:], whole, spread(values), ROUNDING):
             raise ValueError(
                 f"{type(self.whole.model).__name__} gives"
                 f" {float(values[-1]):.5g} if rows of the text are"

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from .one_pass import RemovalTerms
-from ..inputs.scores import agree
+from ..inputs.scores import ROUNDING, differs
 from ..loo.engines import Variants, WholeText, random_choice
 from ..models.attention import AttentionCall
 from ..models.structure import proofs_of
@@ -203,7 +203,7 @@ def rows_are_right(
     expected = torch.cat([variants.value_alone(row) for row in variants.keep])
     # the effect of one unit may be near 0
     scale = float(terms.terms[i].sum(0).abs().max())
-    if not agree(values, expected, scale):
+    if differs(values, expected, scale, ROUNDING):
         return False
     proofs.add_length(claim, n)
     return True

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from ..core.arguments import whole_number
 from ..core.hooks import forward_hooks, hooks_suspended, restores_state
 from ..core.tensors import pad_batch
-from ..inputs.scores import GeneratedReadout, agree, as_readout, differs
-from ..inputs.scores import last_rows_only, read_row_only, reads_logits
-from ..inputs.scores import spread, value_and_scale
+from ..inputs.scores import ROUNDING, GeneratedReadout, as_readout, differs
+from ..inputs.scores import last_rows_only, read_row_only, reads_logits, spread
 from ..inputs.targets import OneTarget, Readout, Target, as_target, output_field
 from .removals import AttentionMask, EncodedText, Fill, Removal
 from .removals import as_removal, check_hidden
@@ -81,6 +80,11 @@ class WholeText(EncodedText):
         field = output_field(self.output, target.output)[0]
         row = field[self.readout.position[0]] if field.ndim == 2 else field
         return row.float().cpu()
+
+    @property
+    def scale(self) -> float:
+        "Return the largest number in that row, for comparisons of f(x)."
+        return float(self.row.abs().max())
 
 
 @torch.no_grad()
@@ -194,9 +198,9 @@ class Variants:
         "Return True if one variant, drawn at random, has the same number by itself."
         i = random_choice(self.whole.enc, len(values))
         alone, scale = self.value_alone(self.keep[i]), spread(values)
-        if agree(values[i][None], alone, scale):
+        if not differs(values[i][None], alone, scale, ROUNDING):
             return True
-        if not agree(self.value_alone(self.keep[i]), alone, scale):
+        if differs(self.value_alone(self.keep[i]), alone, scale, ROUNDING):
             raise ValueError(
                 f"{type(self.whole.model).__name__} returns another output each time it"
                 " reads the same text, so the effect of a removed token is undefined;"
@@ -246,14 +250,13 @@ class _Text(EncodedText):
     def is_right(self, result, options):
         "Compare f(x) and a random variant with the model's own forward."
         output = plain_forward(self.model, self.enc)
-        expected, scale = value_and_scale(output, self.enc, result.readout)
-        if differs(result.value, expected, scale):
-            return False
         whole = WholeText(self.model, self.enc, output, result.readout)
-        i = random_choice(self.enc, len(result.values))
+        if differs(result.value, whole.value, whole.scale):
+            return False
+        i, scale = random_choice(self.enc, len(result.values)), spread(result.values)
         variant = Variants(whole, self.keep, options)
         alone = variant.value_alone(self.keep[self.inverse[i]])
-        return agree(result.values[i][None], alone, spread(result.values))
+        return not differs(result.values[i][None], alone, scale, ROUNDING)
 
     def read(self, options, n_rows):
         "Return the explained number of the text and of its variants."
@@ -371,7 +374,7 @@ def _read_together(texts, options, n_rows, stored=None):
     limits = (options.token_budget, options.progress, text)
     values = stored.values(rows, hidden, readout, *limits).split(counts)
     one, scale = values[i][j : j + 1], spread(values[i])
-    if expected is not None and not agree(one, expected, scale):
+    if expected is not None and differs(one, expected, scale, ROUNDING):
         return None
     # rows that entered the layers, shared by the rows that each text needs
     needed = [int(text.rows.sum()) + text.keep.shape[1] for text in texts]

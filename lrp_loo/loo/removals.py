@@ -520,7 +520,7 @@ class _HiddenTokens:
         if callable(function) and not getattr(function, 'from_end', False):
             change = masked - self.value(self.ids, torch.ones_like(row))
             return float(change.abs().max()) <= rounding
-        return len(rows) != 2 or differs(*rows, float(rows[1].abs().max()))
+        return len(rows) != 2 or differs(*rows)
 
     def are_read_beyond_noise(self, rows):
         """Return True if most replaced tokens change the number at least half as much

@@ -23,12 +23,12 @@ from ..estimate.auto import PASSES
 from ..estimate.parts import PART_METHODS, part_scores
 from ..inputs.call import CallInputs, as_list, class_names, content_entries
 from ..inputs.call import group_by_target, has_vocabulary
-from ..inputs.scores import GeneratedReadout, Scores, agree, compute_all_rows
-from ..inputs.scores import differs, value_and_scale
+from ..inputs.scores import GeneratedReadout, Scores, as_readout, compute_all_rows
+from ..inputs.scores import differs
 from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
 from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
-from ..loo.engines import random_choice, read_whole
+from ..loo.engines import WholeText, random_choice, read_whole
 from ..loo.removals import accepts_attention_mask
 from .functions import check_function_call, explain_function
 from .table import Refusal, as_method, check_options, method_name
@@ -59,13 +59,13 @@ def check_own_answer(
     out, inputs, _ = tokenizer.own_answer()
     if callable(target) and not inputs:  # not the model's output, but its number
         return
-    own, scale = value_and_scale(out, inputs, target)
-    own = own.to(getattr(model, 'dtype', own.dtype))
-    if differs(value, own[0], scale):
+    own = WholeText(model, inputs, out, as_readout(target, out, inputs))
+    number = own.value[0].to(getattr(model, 'dtype', own.value.dtype))
+    if differs(value, number, own.scale):
         kind = type(tokenizer.source).__name__
         raise DifferentAnswer(
             f"the explained number is {value:.6g}, and this {kind}'s own call computes"
-            f" {float(own[0]):.6g} for the same text; one of its settings is not taken"
+            f" {float(number):.6g} for the same text; one of its settings is not taken"
             " here: make one without, or give its model and its tokenizer"
         )
 
@@ -121,8 +121,8 @@ def differs_from_model(
     for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
         output = plain_forward(model, encs[i])
-        alone, scale = value_and_scale(output, encs[i], fixed)
-        if differs(scores.values[i].detach(), alone[0], scale):
+        alone = WholeText(model, encs[i], output, as_readout(fixed, output, encs[i]))
+        if differs(scores.values[i].detach(), alone.value[0], alone.scale):
             if is_padded:
                 proofs.outcomes[claim] = 'padding changes the number'
             return True
@@ -437,9 +437,7 @@ def explain_each(
         start = time.perf_counter()
         scores = call.scores([_Text(enc, units)], readout)
         first = read_whole(model, prefixes[0].enc, targets[0])[0]
-        value, scale = first.value, float(first.row.abs().max())
-        tol = max(1e-4, 4 * torch.finfo(model.dtype).eps)
-        if agree(scores.values[:1].to(value), value, scale, tol):
+        if not differs(scores.values[:1], first.value, first.scale):
             return call.records(prefixes, scores, start)
     return [
         call.explain([prefix], target)[0] for prefix, target in zip(prefixes, targets)

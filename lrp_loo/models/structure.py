@@ -435,14 +435,14 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
 def tried_once(
     trial: Callable[..., T],  # (model, hashable arguments) → its outcome
 ) -> Callable[..., T]:
-    """Keep the outcome of a trial on a model until the model changes. Hooks of before
-    are inactive in the trial.
+    """Keep the outcome of a trial on a model, under this function and its arguments,
+    until the model changes. Hooks of before are inactive in the trial.
     """
 
     @wraps(trial)
     def outcome(model: torch.nn.Module, *args: Any) -> T:
         outcomes = proofs_of(model).outcomes
-        key = trial, args
+        key = outcome, args
         if key not in outcomes:
             with hooks_suspended(), torch.no_grad():
                 outcomes[key] = trial(model, *args)
