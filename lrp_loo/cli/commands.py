@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
@@ -119,7 +118,7 @@ CALIBRATION = 'a file of lrp_loo calibrate: adds an interval for each exact scor
 
 @opt.with_options(f'{opt.OF_TEXTS} html')
 def explain(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     text: Annotated[str | None, Argument(help=opt.TEXT)] = None,
     method: opt.Methods = 'auto',
     passes: opt.Passes = None,
@@ -147,9 +146,9 @@ def explain(
     if shared.data is None:
         texts = [text if pair is None else (text, pair)]
     else:
-        read = opt.read_texts(shared)
+        read = shared.read_texts()
         texts = [text for _, text in sorted(zip(read.rows, read.texts))]
-    loaded, tokenizer, _ = opt.load_model(shared.model, shared.name)
+    loaded, tokenizer, _ = shared.load_model()
     from lrp_loo.methods import explain
     from lrp_loo.records import Attributions, Comparison
 
@@ -163,7 +162,7 @@ def explain(
                 maps.append(a)
         finally:  # what is finished is kept, whatever ends the command
             if maps:
-                opt.write_output(maps, shared.html, shared.out)
+                shared.write(maps)
         return
     maps = [a for own in arguments for a in explain(loaded, tokenizer, texts, **own)]
     page = None
@@ -175,7 +174,7 @@ def explain(
         page = explain_page(loaded, tokenizer, text, names, **options)
     # nothing is written before everything is computed
     record = maps[0] if len(maps) == 1 else Comparison(maps)
-    opt.write_output(record, shared.html, shared.out, page)
+    shared.write(record, page)
     print_maps(maps, shared.json)
 
 # %% ../../nbs/lib/cli_commands.ipynb #543f299b
@@ -195,7 +194,7 @@ def _print_comparison(maps):
 
 @opt.with_options(opt.OF_TEXT)
 def compare(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     text: opt.Text,
     method: opt.Methods = None,
     target: opt.Target = None,
@@ -222,13 +221,13 @@ def compare(
     from lrp_loo.records import Comparison
 
     maps = []
-    for loaded, tokenizer, _ in [opt.load_model(m, shared.name) for m in models]:
+    for loaded, tokenizer, _ in [shared.load_model(model=m) for m in models]:
         for own in map(_arguments, methods):
             for each in targets:
                 each = opt.resolve_target(loaded, each)
                 options = own | dict(target=each, units=units)
                 maps += explain(loaded, tokenizer, [text], **options)
-    opt.write_output(Comparison(maps), shared.html, shared.out)
+    shared.write(Comparison(maps))
     if shared.json or use_colours():
         print_maps(maps, shared.json)
     else:
@@ -237,7 +236,7 @@ def compare(
 # %% ../../nbs/lib/cli_commands.ipynb #9fdb152a
 @opt.with_options(opt.OF_TEXT)
 def pairs(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     text: opt.Text,
     method: Literal['removal', 'exact'] = 'removal',
     n: Annotated[int, Option(min=1, help='number of pairs to print')] = 10,
@@ -251,10 +250,10 @@ def pairs(
     """
     from lrp_loo.tasks.pairs import explain_pairs
 
-    loaded, tokenizer, _ = opt.load_model(shared.model, shared.name)
+    loaded, tokenizer, _ = shared.load_model()
     options = dict(target=opt.resolve_target(loaded, target), units=units)
     (result,) = explain_pairs(loaded, tokenizer, text, method, **options)
-    opt.write_output(result, shared.html, shared.out)
+    shared.write(result)
     if shared.json:
         opt.print_json(result.to_dict())
         return
@@ -266,7 +265,7 @@ def pairs(
 # %% ../../nbs/lib/cli_commands.ipynb #91f2f6e7
 @opt.with_options(opt.OF_TEXT)
 def context(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     text: Annotated[str, Argument(help='the context; - reads standard input')],
     answer: Annotated[str, Argument(help='the answer')],
     question: Annotated[str, Option(help='the question')] = '',
@@ -282,16 +281,16 @@ def context(
     options = opt.passes_option([method], passes)
     from lrp_loo.tasks.generation import attribute_context
 
-    loaded, tokenizer, _ = opt.load_model(shared.model, shared.name, 'next token')
+    loaded, tokenizer, _ = shared.load_model('next token')
     given = (text, answer, question, method, units)
     result = attribute_context(loaded, tokenizer, *given, **options)
-    opt.write_output(result, shared.html, shared.out)
+    shared.write(result)
     print_maps([result], shared.json)
 
 # %% ../../nbs/lib/cli_commands.ipynb #2b20469e
 @opt.with_options(opt.OF_TEXT)
 def generate(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     prompt: Annotated[str, Argument(help='the prompt; - reads standard input')],
     method: opt.Method = 'auto',
     max_new_tokens: Annotated[int, Option(min=1, help='tokens to generate')] = 20,
@@ -308,10 +307,10 @@ def generate(
     prompt = [dict(role='user', content=prompt)] if chat else prompt
     from lrp_loo.tasks.generation import explain_generation
 
-    loaded, tokenizer, _ = opt.load_model(shared.model, shared.name, 'next token')
+    loaded, tokenizer, _ = shared.load_model('next token')
     options = dict(method=method, max_new_tokens=max_new_tokens, units=units)
     result = explain_generation(loaded, tokenizer, prompt, **options)
-    opt.write_output(result, shared.html, shared.out)
+    shared.write(result)
     if shared.json:
         opt.print_json(result.to_dict())
     else:
@@ -323,7 +322,7 @@ AUDITED = 'loo,auto,removal,attn_lrp,cp_lrp,ig,rollout'
 
 @opt.with_options(f'fresh {opt.OF_TEXTS} html', ['.json'], limit=50)
 def audit(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     method: opt.Methods = AUDITED,
     template: opt.Template = None,
     truncation: opt.Truncation = False,
@@ -338,11 +337,11 @@ def audit(
     from lrp_loo.evaluate.results import Results
     from lrp_loo.models.structure import describe_model
 
-    texts = opt.read_texts(shared)
+    texts = shared.read_texts()
     settings = dict(truncation=truncation)
     if template is not None:
         settings['template'] = template
-    loaded, tokenizer, label = opt.load_model(shared.model, shared.name)
+    loaded, tokenizer, label = shared.load_model()
     config = dict(experiment='audit', data=texts.info, methods=list(method), **settings)
     config['model'] = describe_model(loaded, label)
     settings['results'] = results = Results(shared.out, config, shared.fresh)
@@ -351,7 +350,7 @@ def audit(
     results.save()
     if shared.out:
         print(f'written: {shared.out}', file=sys.stderr)
-    opt.write_output(table, shared.html)
+    opt.Shared(html=shared.html).write(table)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(texts))
         opt.print_json(about | results.summary)
@@ -366,7 +365,7 @@ CONFIDENCE = 0.9  # of the intervals whose reach `calibrate` reports
 
 @opt.with_options(opt.OF_TEXTS, ['.json'], out='calibration.json')
 def calibrate(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     method: opt.Method = 'auto',
     passes: opt.Passes = None,
     target: opt.Target = None,
@@ -381,12 +380,12 @@ def calibrate(
     options = opt.passes_option([method], passes)
     from lrp_loo.evaluate.intervals import calibrate as run_calibration
 
-    texts = opt.read_texts(shared)
-    loaded, tokenizer, label = opt.load_model(shared.model, shared.name)
+    texts = shared.read_texts()
+    loaded, tokenizer, label = shared.load_model()
     target = opt.resolve_target(loaded, target)
     given = (loaded, tokenizer, texts.texts, method, target)
     result = run_calibration(*given, truncation=truncation, **options)
-    opt.write_output(result, None, shared.out)
+    shared.write(result)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(result), copies=result.copies)
         about |= dict(method=result.settings['method'])
@@ -401,7 +400,7 @@ def calibrate(
 # %% ../../nbs/lib/cli_commands.ipynb #ce8c79d5
 @opt.with_options(f'{opt.OF_TEXTS} html', ['.html', '.csv'])
 def summarize(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     method: opt.Method = 'auto',
     target: opt.Target = None,
     min_count: Annotated[int, Option(min=1, help='least number of texts per word')] = 5,
@@ -414,12 +413,12 @@ def summarize(
     """
     from lrp_loo.reports.summary import summarize_texts
 
-    texts = opt.read_texts(shared)
-    loaded, tokenizer, label = opt.load_model(shared.model, shared.name)
+    texts = shared.read_texts()
+    loaded, tokenizer, label = shared.load_model()
     options = dict(min_count=min_count, truncation=truncation)
     target = opt.resolve_target(loaded, target)
     summary = summarize_texts(loaded, tokenizer, texts.texts, method, target, **options)
-    opt.write_output(summary, shared.html, shared.out)
+    shared.write(summary)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(texts), target=target)
         for field in ('method', 'units', 'min_count', 'number'):
@@ -441,7 +440,7 @@ WORKERS = 'of ray (0: one per GPU, without GPUs two)'
 
 @opt.with_options(f'fresh model name {opt.OF_DATA} json')
 def sweep(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     method: opt.Methods = 'removal,attn_lrp,cp_lrp',
     engine: Annotated[Literal['plain', 'ray'], Option(help=ENGINE)] = 'plain',
     workers: Annotated[int, Option(min=0, help=WORKERS)] = 0,
@@ -459,7 +458,7 @@ def sweep(
     opt.check_folder('out', out)
     from lrp_loo.evaluate.sweep import sweep as run_sweep
 
-    texts = opt.read_texts(shared)
+    texts = shared.read_texts()
     options = dict(
         name=shared.name or 'reviews-sst2', fresh=shared.fresh, data=texts.info
     )
@@ -484,7 +483,7 @@ LONGEST = 'leave longer texts out, in tokens (default: 128 for sst2, 256 for imd
 
 @opt.with_options('fresh limit seed json', limit=60)
 def reproduce(
-    shared: SimpleNamespace,  # see `with_options`
+    shared: opt.Shared,
     data: Annotated[str | None, Option(help=DATA)] = None,
     model: Annotated[str, Option(help=EXPERIMENT_MODEL)] = 'demo',
     out: Annotated[str, Option(help='results/ and figures/ are below it')] = '.',
