@@ -483,8 +483,8 @@ def explain(
     tokenizer: Tokenizer,
     # a list of str, pairs, images or chats (lists of messages {'role': …, 'content':
     # …}); a column of a table (pandas, datasets); what the tokenizer returned; a single
-    # one is a list of one
-    texts: Texts,
+    # one is a list of one (required)
+    texts: Texts | None = None,
     # one of METHODS, a `Method`, or your own function with the same parameters
     # (set its options with `functools.partial`)
     method: OneMethod = 'auto',
@@ -515,6 +515,10 @@ def explain(
     **options: Any,
 ) -> Attributions:  # one Attribution per text, in order
     "Explain texts or images by one method; raise ValueError or TypeError for bad input."
+    if texts is None:
+        text = options.get('text', tokenizer if isinstance(tokenizer, str) else None)
+        got = '' if text is None else f"; did you mean texts={text!r}?"
+        raise TypeError(f"texts are missing: explain(model, tokenizer, texts){got}")
     whole_number('batch_size', batch_size)
     fraction('confidence', confidence)
     if is_function(model, tokenizer):
