@@ -249,6 +249,8 @@ def auto_scores(
     units: list[Units | None] | None = None,
     # (T,) bool of each text, tokens that may become exact, or None
     content: list[torch.Tensor | None] | None = None,
+    # (T,) bool per text: tokens that are removed together as well, where LOO is exact
+    joint: list[torch.Tensor | None] | None = None,
 ) -> Scores:  # info: forward_equivalents, exact_passes, exact, spread, expected_r
     """Return LOO by attention mask, exact if `passes` allow. Else estimate it: one
     gradient pass, and the rows of the text's variants that are least certain.
@@ -271,7 +273,9 @@ def auto_scores(
     if exact:
         unit_numbers = [None if units[i] is None else units[i].number for i in exact]
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
-        loos = many_loo(model, encs, target, removal, fill, unit_numbers)
+        rows = joint and [joint[i] for i in exact]
+        options = dict(units=unit_numbers, joint=rows)
+        loos = many_loo(model, encs, target, removal, fill, **options)
         for i, loo in zip(exact, loos):
             planned = round(costs[i], 2)
             info = dict(
@@ -280,6 +284,7 @@ def auto_scores(
                 forward_equivalents=round(loo.passes, 2),
                 planned_passes=planned,
                 exact_passes=planned,
+                total_effect=loo.total_effect,
             )
             rows = loo.scores.view(len(loo.scores), -1).T  # one per number
             scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)

@@ -37,8 +37,12 @@ def many_loo(
     units: list[torch.Tensor | None] | None = None,  # (T,) indices per text, or None
     token_budget: int = TOKEN_BUDGET,  # tokens in one batch
     progress: bool = False,  # show a bar over the forward passes
+    # (T,) bool per text: tokens whose joint removal is computed as well, or None
+    joint: list[torch.Tensor | None] | None = None,
 ) -> list[SubsetValues]:
-    "Compute Leave-One-Out of many texts: the `scores` of each text, by unit."
+    """Compute Leave-One-Out of many texts: the `scores` of each text, by unit, and the
+    `total_effect` of its joint removal.
+    """
     check_model(model)
     for enc in encs:
         if not is_encoding(enc):
@@ -50,24 +54,31 @@ def many_loo(
         if 'input_ids' in enc:
             check_ids(model, enc['input_ids'])
     keeps = []  # (n_units, T) bool: what each variant keeps
-    for enc, unit in zip(encs, units or [None] * len(encs)):
+    joint = joint or [None] * len(encs)
+    for enc, unit, tokens in zip(encs, units or [None] * len(encs), joint):
         if unit is None:
             unit = torch.arange(EncodedText(model, enc).n_positions)
         removed = torch.arange(int(unit.max()) + 1)
-        keeps.append(unit[None] != removed[:, None])
+        keep = unit[None] != removed[:, None]
+        keeps.append(keep if tokens is None else torch.cat([keep, ~tokens[None]]))
     how, targets = dict(removal=removal, fill=fill), [target] * len(encs)
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
     with progress_bar(progress=progress, **options) as bar:
         limits = dict(token_budget=token_budget, progress=bar.update)
         values = read_subsets(model, encs, keeps, targets, **how, **limits)
     results = []
-    for of_text, keep, enc in zip(values, keeps, encs):
+    for of_text, keep, enc, tokens in zip(values, keeps, encs, joint):
         loo = of_text.value - of_text.values
         attended = attended_tokens(enc)
         if attended is not None:  # what is hidden has LOO 0, rounding aside
             changed = (~keep & attended.cpu()).any(1).to(loo)
             loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
-        results.append(of_text._replace(scores=loo.float().cpu()))
+        total = None
+        if tokens is not None:
+            *_, total = loo.tolist()
+            loo = loo[:-1]
+        scores = loo.float().cpu()
+        results.append(of_text._replace(scores=scores, total_effect=total))
     return results
 
 

@@ -55,6 +55,7 @@ class SubsetValues(NamedTuple):
     engine: str  # how the subsets were computed
     passes: float  # rows that entered the layers, padding included, over tokens
     scores: torch.Tensor | None = None  # LOO in the shape of `values`, by `many_loo`
+    total_effect: float | None = None  # of a joint removal, by `many_loo`
 
 
 @dataclass(eq=False)

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['check_own_answer', 'differs_from_model', 'explain_batch', 'explain_methods', 'explain_each', 'add_provenance',
-           'explain', 'refine', 'explain_labels']
+           'check_sets', 'explain', 'refine', 'explain_labels']
 
 # %% ../../nbs/lib/methods.ipynb #00000003
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,8 +20,10 @@ from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, whole_number
 from ..core.hooks import restores_state
 from ..core.tensors import check_encodings, share_a_batch
+from ..estimate import content_units, unit_members
 from ..estimate.auto import PASSES
 from ..estimate.parts import PART_METHODS, part_scores
+from ..estimate.sets import TextNumber, content_mask, sets_of_units
 from ..inputs.call import CallInputs, as_list, class_names, content_entries
 from ..inputs.call import group_by_target, has_vocabulary
 from ..inputs.scores import GeneratedReadout, Scores, as_readout, compute_all_rows
@@ -37,7 +40,7 @@ from ..loo.states import similar_sizes
 from ..models.call import check_finite, gradients_enabled, plain_forward
 from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, is_function, unwrap
-from ..models.parts import Parts
+from ..models.parts import Parts, is_parts
 from ..models.structure import proofs_of, provenance, walk_once
 from ..records import Attribution, Attributions, Comparison
 
@@ -242,6 +245,7 @@ class _MethodCall:
     tokenizer: Any
     method: OneMethod
     options: Mapping[str, Any]  # of the method
+    totals: bool = False  # compute the removal of all content, too
 
     def check_rest(self, text, target):
         "Raise ValueError if one unit holds all tokens that the number is read after."
@@ -258,6 +262,14 @@ class _MethodCall:
                 " model to read; give a longer text or smaller units, or a special token"
                 " in front of it (tokenizer.bos_token + text)"
             )
+
+    def content_mask(self, text, target):
+        "Return the mask of all content tokens, or None (see `content_mask`)."
+        n = len(unit_members(self.model, text.enc, text.units))
+        is_content = content_units(self.tokenizer, text.enc, text.units, n)
+        if text.content is not None:
+            is_content &= content_entries(text.content, text.units)
+        return content_mask(self.model, text.enc, target, text.units, is_content)
 
     def scores(self, texts, target):
         "Return the method's checked `Scores` of a batch."
@@ -276,6 +288,8 @@ class _MethodCall:
                     options['units'] = units
             if any(c is not None for c in content) and method.takes('content'):
                 options['content'] = content
+            if self.totals and method.takes('joint'):
+                options['joint'] = [self.content_mask(t, target) for t in texts]
         with gradients_enabled(self.model, [t.enc for t in texts]) as encs:
             scores = method(self.model, self.tokenizer, encs, target, **options)
         if not isinstance(scores, Scores):
@@ -310,6 +324,9 @@ class _MethodCall:
         if text.content is not None:
             a.is_content = content_entries(text.content, text.units) & ~a.is_special
         a.partial_estimate = scores.partial_estimates[i]
+        total = info.pop('total_effect', None)
+        if total is not None and math.isfinite(total):
+            info['total_effect'] = total
         return a
 
     def records(self, texts, scores, start):
@@ -374,10 +391,11 @@ def explain_batch(
     target: OneTarget = None,  # see `as_target`
     units: list[Units | None] | None = None,  # `Units` (or None) per text
     content: list[torch.Tensor | None] | None = None,  # (n_tokens,) bool per text
+    totals: bool = False,  # compute the removal of all content, too
     **options: Any,  # of the method
 ) -> list[Attribution]:
     "Explain one padded batch of encoded texts; return one Attribution per text."
-    call = _MethodCall(model, tokenizer, method, options)
+    call = _MethodCall(model, tokenizer, method, options, totals)
     return call.explain(_texts(encs, units, content), target)
 
 
@@ -471,6 +489,20 @@ def add_provenance(
             a.model_state = proofs_of(model)
 
 
+def check_sets(
+    share: float | None,  # see `explain`
+    method: OneMethod,  # see `as_method`
+    units: UnitsOf = 'token',  # see `explain`
+) -> None:
+    "Raise ValueError for a method that is not known, or has no sets of these units."
+    has_sets = as_method(method).takes('joint') and not is_parts(units)
+    if share is not None and fraction('sets', share) and not has_sets:
+        raise ValueError(
+            f"sets= removes units of a text together, and {method_name(method)!r} with"
+            f" units={units!r} does not; take method='auto' or 'loo', and other units"
+        )
+
+
 @restores_state
 @walk_once()
 def explain(
@@ -510,6 +542,9 @@ def explain(
     template: str | list[dict[str, Any]] | None = None,
     # the content of complete texts: for each text (start, end), or a list of them
     among: Sequence[Any] | None = None,
+    # find the smallest sets of units that alone keep, or lose, this share of what all
+    # of them do: `sufficient`, `necessary`; passes bounds this search, too
+    sets: float | None = None,
     # of the method: passes (of which 'auto' takes up to 3 more where that makes it
     # exact), removal, bypass_softmax, eps, embeddings, composite, n_steps, …
     **options: Any,
@@ -524,6 +559,7 @@ def explain(
     if is_function(model, tokenizer):
         of_models = dict(truncation=truncation, max_length=max_length, device=device)
         of_models |= dict(calibration=calibration, template=template, among=among)
+        of_models['sets'] = sets
         check_function_call(method, options, **of_models)
         call = method, target, units, batch_size
         return explain_function(model, texts, *call, **options)
@@ -535,7 +571,7 @@ def explain(
             )
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
-    as_method(method)
+    check_sets(sets, method, units)
     arguments = (target, units, truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(
         model, tokenizer, texts, *arguments, supports_parts=True
@@ -544,12 +580,16 @@ def explain(
     if calibration is not None:
         call = (method, options, units, inputs.info)
         calibration.check(model, tokenizer, inputs.targets, *call)
-    call = _MethodCall(model, tokenizer, method, options)
+    call = _MethodCall(model, tokenizer, method, options, totals=True)
     batch = _texts(inputs.encs, inputs.units, inputs.content)
     records = call.explain_in_batches(batch, inputs.targets, batch_size)
     add_provenance(records, model, options, **inputs.info)
     for i, a in enumerate(records):
         a.info |= _text_info(inputs, i)
+        if sets is not None:
+            number = TextNumber(inputs.encs[i], inputs.targets[i], inputs.units[i])
+            call = (model, tokenizer, a, [number], sets)
+            a.info |= sets_of_units(*call, as_method(method).run, options)
         if calibration is not None:
             calibration.add_intervals(a, confidence)
     return Attributions(records)

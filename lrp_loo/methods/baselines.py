@@ -378,6 +378,8 @@ def loo_scores(
     units: list[Units | None] | None = None,  # units of each text
     token_budget: int = TOKEN_BUDGET,  # tokens in one batch
     progress: bool = False,  # show a bar over the forward passes
+    # (T,) bool per text: tokens that are removed together as well, or None
+    joint: list[torch.Tensor | None] | None = None,
 ) -> Scores:  # a score per token (patch, unit)
     "Compute exact Leave-One-Out (section 2.1); texts are not padded."
     texts = [one_text(e) for e in encs]
@@ -385,12 +387,13 @@ def loo_scores(
     removal = as_removal(removal, texts[0])
     fill = removal.fill(tokenizer)
     numbers = [None if u is None else u.number for u in units]
-    loo = many_loo(model, texts, target, removal, fill, numbers, token_budget, progress)
-    _, values, readouts, _, engines, passes, scores_of_texts = zip(*loo)
+    options = (token_budget, progress, joint)
+    loo = many_loo(model, texts, target, removal, fill, numbers, *options)
+    _, values, readouts, _, engines, passes, scores_of_texts, totals = zip(*loo)
     infos = []
-    for row, engine, n in zip(scores_of_texts, engines, passes):
+    for row, engine, n, total in zip(scores_of_texts, engines, passes, totals):
         cost = dict.fromkeys(('forward_equivalents', 'exact_passes'), round(n, 2))
-        exact = dict(exact=list(range(len(row))), engine=engine)
+        exact = dict(exact=list(range(len(row))), engine=engine, total_effect=total)
         infos.append(removal.info() | cost | exact)
     if isinstance(target, GeneratedReadout):
         return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])

@@ -30,10 +30,10 @@ from ..models.structure import walk_once
 # parameters of `explain` besides the model, the texts and the method's options
 EXPLAIN_PARAMETERS = (
     'method target units batch_size device truncation max_length calibration'
-    ' confidence template among'
+    ' confidence template among sets'
 ).split()
 # parameters of a method that its caller fills in
-CALL_PARAMETERS = 'model tokenizer encs enc target units content parts'.split()
+CALL_PARAMETERS = 'model tokenizer encs enc target units content joint parts'.split()
 
 
 def options_of(

@@ -22,7 +22,8 @@ from ..core.files import check_fields
 from ..core.tools import printable
 from .base import Record, Table, pack_value, plain, unpack_fields
 from .display import FAINT, LEAST_EFFECT, LOO_METHODS
-from .display import display_text, no_effect_note, scale_top
+from .display import display_text, joint_notes, no_effect_note
+from .display import scale_top
 from .figures import attributions_figure, pairs_figure
 from .html import attribution_html, compared_html
 from .html import generation_html, pairs_html, texts_html
@@ -57,7 +58,7 @@ _INFO_TYPES = dict.fromkeys(('low', 'high', 'spans'), list) | dict.fromkeys(
     ('probability', 'forward_equivalents', 'exact_passes', 'expected_r'), float | None
 )
 _INFO_TYPES |= dict(options=dict, exact=list[int], seconds=float, predicted=str)
-_INFO_TYPES['expected_error'] = float
+_INFO_TYPES |= dict(expected_error=float, total_effect=float, sets=dict)
 
 
 @dataclass(eq=False)
@@ -157,6 +158,46 @@ class Attribution(Record, Sequence[ScoredToken]):
         """
         is_loo = self.method.split('+')[0] in LOO_METHODS
         return not is_loo or abs(self.largest.score) >= LEAST_EFFECT * abs(self.logit)
+
+    @property
+    def total_effect(self) -> float | None:
+        "Return f(x) − f(x without all content units), or None if it is not known."
+        return self.info.get('total_effect')
+
+    @property
+    def is_redundant(self) -> bool | None:
+        """Return True if removing all content units changes the answer and no single one
+        does: units replace each other, and their scores are small for it. Removing all
+        changes it if a log-probability changes by log 2 (its probability by half),
+        another number by a tenth of |f(x)|; a single unit if it changes the number by a
+        quarter of this, or all by themselves sum up to half of this. None: not known,
+        because some scores are no exact LOO (take method='loo', or passes=None) or
+        nothing is left of the text without its content.
+        """
+        if self.total_effect is None or not self.content_is_exact:
+            return None
+        total, scores = abs(self.total_effect), self.scores[self.is_content]
+        least = math.log(2) if self.info.get('log_prob') else abs(self.logit) / 10
+        singles = float(scores.abs().max()), abs(float(scores.sum()))
+        return total >= least and singles[0] < total / 4 and singles[1] < total / 2
+
+    @property
+    def sufficient(self) -> tuple[int, ...]:
+        "Return the smallest set of units found that alone keeps the share `sets=`."
+        return self._set('sufficient')
+
+    @property
+    def necessary(self) -> tuple[int, ...]:
+        "Return the smallest set of units found whose removal loses the share `sets=`."
+        return self._set('necessary')
+
+    def _set(self, name):
+        if 'sets' not in self.info:
+            raise AttributeError(
+                f"this explanation has no {name} set; pass sets=0.9 to explain, or to"
+                " attribute_context"
+            )
+        return tuple(self.info['sets'][name])
 
     @property
     def probability(self) -> float | None:
@@ -315,6 +356,9 @@ class Attribution(Record, Sequence[ScoredToken]):
         names = ('method', 'target', 'label', 'logit', 'probability', 'exact')
         names += ('passes', 'seconds', 'expected_r', 'tokens', 'scores', 'is_special')
         names += ('is_content', *(('low', 'high') if 'low' in self.info else ()))
+        if self.total_effect is not None:
+            names += ('total_effect', 'is_redundant')
+        names += ('sufficient', 'necessary') if 'sets' in self.info else ()
         return {name: plain(getattr(self, name)) for name in names}
 
     def plot(self) -> 'Figure':
@@ -324,15 +368,16 @@ class Attribution(Record, Sequence[ScoredToken]):
     def __repr__(self) -> str:
         head = f"Attribution({self.spent or self.called}, {self.explained},"
         head += f" {self.number_called} {self.logit:.3f})"
+        notes = ''.join(f'\n  {note}' for note in joint_notes(self))
         if not self.has_effect:
-            return printable(f"{head}: {no_effect_note(self)}")
+            return printable(f"{head}: {no_effect_note(self)}") + notes
         indices, note = range(len(self)), ''
         if len(self) > SHORT_TEXT:
             magnitudes = self.scores.abs().masked_fill(~self.is_content, -1)
             indices = magnitudes.topk(STRONGEST).indices.sort().values.tolist()
             note = f", {STRONGEST} strongest of {len(self)} tokens"
         scored = (f"{self.tokens[i]}{float(self.scores[i]):+.2f}" for i in indices)
-        return printable(f"{head}{note}: {' '.join(scored)}")
+        return printable(f"{head}{note}: {' '.join(scored)}") + notes
 
     def _repr_html_(self) -> str:
         return attribution_html(self)

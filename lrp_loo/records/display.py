@@ -6,7 +6,8 @@
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'FAINT', 'LEAST_EFFECT', 'LOO_METHODS', 'SPACE_MARKS', 'OUTSIDE', 'RESET', 'LETTERS',
            'BLOCK', 'LISTED', 'LISTED_OUTSIDE', 'score_colour', 'outside_scale', 'scale_top', 'outside_scale_label',
            'display_tokens', 'display_text', 'format_probability', 'headline', 'exactness_notes', 'image_flags',
-           'sentence_template', 'no_effect_note', 'describe_strongest', 'terminal_text', 'terminal_legend']
+           'sentence_template', 'no_effect_note', 'joint_notes', 'describe_strongest', 'terminal_text',
+           'terminal_legend']
 
 # %% ../../nbs/lib/records_display.ipynb #00000002
 import math
@@ -170,15 +171,41 @@ def sentence_template(
     return f'{{token}} {{score}}: {called} attributes this much of the {number} to it.'
 
 
+def _part(a):
+    "Return what a unit of the text is called in a sentence."
+    part = 'part' if any(map(str.isspace, ''.join(a.tokens))) else 'word'
+    return 'patch' if 'grid' in a.info else part
+
+
 def no_effect_note(a: Any) -> str:
     "Return a note on a text in which no word matters; '' for another one."
     if a.has_effect:
         return ''
-    part = 'part' if any(map(str.isspace, ''.join(a.tokens))) else 'word'
-    part = 'patch' if 'grid' in a.info else part
+    part = _part(a)
     change = 'largest change' if a.content_is_exact else 'largest estimated change'
     sizes = f'{abs(a.largest.score):.1g} of {abs(a.logit):.2g}'
     return f'no single {part} changes this answer ({change} {sizes})'
+
+
+def joint_notes(a: Any) -> list[str]:
+    "Return notes on what units do together: whether they are redundant, and their sets."
+    notes, sets = [], a.info.get('sets')
+    if a.is_redundant:
+        note = (
+            f'no single {_part(a)} changes this answer by more than'
+            f' {abs(a.largest.score):.2g}, all of them together by'
+            f' {abs(a.total_effect):.3g}: some replace others'
+        )
+        notes.append(note if sets else f'{note} (sets=0.9 names them)')
+    if sets:
+        total = f'{sets["share"]:g} of {a.total_effect:+.3g}'
+        for name, amount in (('sufficient', 'kept'), ('necessary', 'lost')):
+            shown = [f'“{display_text(a)[i][1]}”' for i in getattr(a, name)]
+            units = _list_some(shown, LISTED) or 'none'
+            notes.append(f'{name} for {total}: {units} ({amount}: {sets[amount]:+.3g})')
+        if sets['open']:
+            notes.append(sets['open'])
+    return [printable(note) for note in notes]
 
 
 def describe_strongest(*maps: Any) -> str:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from .display import DOWN, FAINT, STRENGTH, UP, describe_strongest
 from .display import display_text, display_tokens, exactness_notes
-from .display import headline, image_flags, no_effect_note, outside_scale
+from .display import headline, image_flags, joint_notes
+from .display import no_effect_note, outside_scale
 from .display import outside_scale_label, scale_top, score_colour
 from ..core.stats import agreement
 from ..core.tools import printable
@@ -41,7 +42,7 @@ def templates() -> 'jinja2.Environment':
     css = env.get_template('records.css').render(palette)
     css = re.sub(r'\s*([\n{};,])\s*', r'\1', css).replace('\n', '')
     functions = (token_views, describe_strongest, outside_scale_label, headline)
-    functions += (no_effect_note, scale_top)
+    functions += (joint_notes, no_effect_note, scale_top)
     env.globals |= {function.__name__: function for function in functions}
     env.globals['stylesheet'] = lambda: jinja2.utils.markupsafe.Markup(css)
     return env

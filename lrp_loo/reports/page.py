@@ -20,7 +20,7 @@ from ..methods.table import METHODS
 from ..models.structure import n_layers
 from ..records.display import SPACE_MARKS, STRENGTH, display_text
 from ..records.display import exactness_notes, format_probability, headline
-from ..records.display import no_effect_note, sentence_template
+from ..records.display import joint_notes, no_effect_note, sentence_template
 from ..records.html import templates
 
 # %% ../../nbs/lib/reports_page.ipynb #00000005
@@ -101,6 +101,7 @@ def page_data(
         does={m: METHODS[m].does for m in labels},
         unit=unit | dict(lrp=sentence_template('lrp', logit, called='LRP')),
         none={m.method: no_effect_note(m) for m in maps if not m.has_effect},
+        joint={m.method: ' '.join(joint_notes(m)) for m in maps},
         spent={m.method: m.spent for m in maps if m.spent},
         how={m.method: exactness_notes(m) for m in maps if any(exactness_notes(m))},
         sets={name: _rounded_scores(a) for name, (a,) in by_set},

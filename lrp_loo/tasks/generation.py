@@ -33,10 +33,12 @@ from ..inputs.scores import GeneratedReadout, NextTokens
 from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt
 from ..inputs.units import can_generate, change_contents, content_tokens
 from ..inputs.units import fill_template, spans_by_unit, text_spans, text_units
-from ..methods import add_provenance, explain_batch, explain_each
+from ..estimate.sets import TextNumber, sets_of_units
+from ..methods import add_provenance, check_sets
+from ..methods import explain_batch, explain_each
 from ..methods.functions import Answers, check_function_call, explain_text
 from ..methods.functions import plain_text
-from ..methods.table import Refusal, as_methods, or_refusal
+from ..methods.table import Refusal, as_method, as_methods, or_refusal
 from ..models.encoding import check_ids, check_text, encode, max_tokens
 from ..models.encoding import surrounding_ids
 from ..models.multipart import EncoderDecoder
@@ -161,8 +163,15 @@ def with_continuation(
 @torch.no_grad()
 def _generate(model, tokenizer, prompt, enc, max_new_tokens):
     """Return the ids of the tokens by which a model continues an encoded prompt, and the
-    settings of this call: the model's, without sampling.
+    settings of this call: the model's, without sampling. None for max_new_tokens: the
+    number of a pipeline, or 20.
     """
+    whole_number('max_new_tokens', 20 if max_new_tokens is None else max_new_tokens)
+    if max_new_tokens is None:
+        own = generation_settings(getattr(tokenizer, 'source', None))
+        n_total = own.get('max_length') or enc['input_ids'].shape[1] + 20
+        rest = max(1, n_total - enc['input_ids'].shape[1])
+        max_new_tokens = own.get('max_new_tokens') or rest
     inputs, n_before = enc, enc['input_ids'].shape[1]
     settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
     if isinstance(model, EncoderDecoder):
@@ -209,7 +218,6 @@ def explain_generation(
     "Explain each generated token by the tokens before it."
     model, tokenizer = prepare_model(model, tokenizer, [prompt], device)
     check_generates(model)
-    whole_number('max_new_tokens', 20 if max_new_tokens is None else max_new_tokens)
     if is_parts(units):
         raise ValueError(
             "parts of a model are explained for one number of a text, not for"
@@ -221,11 +229,6 @@ def explain_generation(
     info = dict(chat=prompt.is_chat)
     before = encode_prompt(model, tokenizer, prompt)
     if continuation is None:
-        if max_new_tokens is None:
-            own = generation_settings(getattr(tokenizer, 'source', None))
-            n_total = own.get('max_length') or before['input_ids'].shape[1] + 20
-            rest = max(1, n_total - before['input_ids'].shape[1])
-            max_new_tokens = own.get('max_new_tokens') or rest
         continuation, info['generation_config'] = _generate(
             model, tokenizer, prompt, before, max_new_tokens
         )
@@ -317,20 +320,47 @@ def _function_context(function, texts, question, template, units, method, option
     return a
 
 
+def _read_answer(model, tokenizer, prompt, enc, text, answer_units, max_new_tokens):
+    """Return a `Continued` answer (None: the model's own, without tokens that end it), its
+    parts (label, start), and the settings by which the model wrote it.
+    """
+    ids, info = text, {}
+    if text is None:
+        call = (model, tokenizer, prompt, enc, max_new_tokens)
+        ids, info['generation_config'] = _generate(*call)
+        while ids and ids[-1] in tokenizer.all_special_ids:
+            ids = ids[:-1]
+        if not ids:
+            raise ValueError(
+                "the model writes no answer: its first token ends the text; give answer=,"
+                " or another question or template"
+            )
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        ids = ids if answer_units is None else text
+    whole = with_continuation(model, tokenizer, prompt, enc, ids, is_answer=True)
+    if answer_units is None:
+        return whole, [(text, 0)], info
+    return whole, whole.parts(tokenizer, answer_units), info
+
+
 def _explain_answer(model, tokenizer, whole, parts, units, method, options):
-    "Return a map of each (label, start) of a `Continued` answer, by the prompt's units."
-    maps, n = [], len(whole.ids)
+    """Return a map of each (label, start) of a `Continued` answer, by the prompt's units,
+    and its `TextNumber`.
+    """
+    maps, numbers, n = [], [], len(whole.ids)
     ends = [start for _, start in parts[1:]] + [n]
     for (label, start), end in zip(parts, ends):
         length = whole.enc['input_ids'].shape[1] - n + end
         enc = {name: x[:, :length] for name, x in whole.enc.items()}
         target = NextTokens(whole.ids[start:end], log_prob=True, total=True)
         number = pad(units.number, (0, end), value=-1)  # none of the answer's
-        call = method, target, [replace(units, number=number)]
-        (a,) = explain_batch(model, tokenizer, [enc], *call, **options)
+        of_text = replace(units, number=number)
+        call = (model, tokenizer, [enc], method, target, [of_text])
+        (a,) = explain_batch(*call, totals=True, **options)
         a.label = label
         maps.append(a)
-    return maps
+        numbers.append(TextNumber(enc, target, of_text))
+    return maps, numbers
 
 
 def _difference(a, b):
@@ -341,6 +371,8 @@ def _difference(a, b):
     for name in info.keys() & {'forward_equivalents', 'exact_passes', 'seconds'}:
         info[name] += b.info[name]
     info['exact'] = sorted({*a.exact_units} & {*b.exact_units})
+    if None not in (a.total_effect, b.total_effect):
+        info['total_effect'] = a.total_effect - b.total_effect
     scores, label = a.scores - b.scores, f'{a.label} − {b.label}'
     logit = a.logit - b.logit
     return replace(a, scores=scores, logit=logit, label=label, info=info)
@@ -363,14 +395,15 @@ def _answers(answer, target, answer_units):
     "Return the answer, or both; raise TypeError or ValueError for bad ones."
     answers = (answer,) if target is None else target
     is_pair = isinstance(target, tuple) and len(target) == 2 and target[0] != target[1]
-    is_contrast = is_pair and answer in ('', target[0]) and answer_units is None
+    is_contrast = is_pair and answer in (None, '', target[0]) and answer_units is None
     if target is not None and not is_contrast:
         raise ValueError(
             f"target={target!r} is no contrast; give target=('one answer', 'another"
             " answer'), without answer= and answer_units="
         )
     for text in answers:
-        check_text(text, 'answer')
+        if text is not None:
+            check_text(text, 'answer')
     return answers
 
 
@@ -380,7 +413,8 @@ def attribute_context(
     model: Model,
     tokenizer: Tokenizer,  # its (fast) tokenizer; of a function None
     passages: str | list[str],  # the context: a text, or a list of passages
-    answer: str = '',  # the answer to explain; two answers: see `target`
+    # the answer to explain; None: the model's own, without sampling; two: see `target`
+    answer: str | None = None,
     question: str = '',  # asked about the context
     method: OneMethod = 'auto',  # one of METHODS
     # 'passage', 'sentence', 'word', or (start, end) spans of a context that is a str;
@@ -395,6 +429,11 @@ def attribute_context(
     target: tuple[str, str] | None = None,  # two answers: why the first rather
     # 'sentence' or 'word': explain each of the answer by itself
     answer_units: str | None = None,
+    # find the smallest sets of units that alone keep, or lose, this share of what all
+    # of them do (see `explain`); without passes= it is searched for in 300
+    sets: float | None = None,
+    # greatest length of the model's own answer; None: a pipeline's, or 20
+    max_new_tokens: int | None = None,
     **options: Any,  # the method's own
     # a score per unit of the context, in log-probability (nats) of the answer; with
     # `answer_units` a `Comparison` with a map each, whose `matrix` has a row for each
@@ -407,17 +446,19 @@ def attribute_context(
     units = units or ('sentence' if isinstance(passages, str) else 'passage')
     if is_function(model, tokenizer):
         of_models = dict(messages=messages, device=device, answer_units=answer_units)
+        of_models['sets'] = sets
         check_function_call(method, options, answer=answer or None, **of_models)
         call = texts, question, template, units, method, options | dict(target=target)
         return _function_context(model, *call)
     answers = _answers(answer, target, answer_units)
+    check_sets(sets, method)
     if template is not None and messages is not None:
         raise ValueError("template= and messages= are both the prompt; give one")
     template = template if messages is None else messages
     model, tokenizer = prepare_model(model, tokenizer, texts, device)
     check_generates(model)
     # a space before the answer, unless it begins with white space
-    gap = '' if all(text[0].isspace() for text in answers) else ' '
+    gap = '' if all(text is None or text[0].isspace() for text in answers) else ' '
     prompt, names = _context_prompt(model, tokenizer, texts, question, template, gap)
     spans, labels = _context_units(prompt, names, texts, units)
     enc = encode_prompt(model, tokenizer, prompt)
@@ -426,20 +467,27 @@ def attribute_context(
     of_prompt = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
     if labels:
         of_prompt = replace(of_prompt, names=labels)
-        options = dict(passes=None) | options if method == 'auto' else options
-    maps = []
-    for text in answers:
-        whole = with_continuation(model, tokenizer, prompt, enc, text, is_answer=True)
-        parts = [(text, 0)]
-        if answer_units is not None:
-            parts = whole.parts(tokenizer, answer_units)
-        call = whole, parts, of_prompt, method, options
-        maps += _explain_answer(model, tokenizer, *call)
+    given = options
+    if labels and method == 'auto':
+        options = dict(passes=None) | options
     prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
+    maps, numbers = [], []
+    for text in answers:
+        call = prompt, enc, text, answer_units, max_new_tokens
+        whole, parts, info = _read_answer(model, tokenizer, *call)
+        prompt_info |= info
+        call = whole, parts, of_prompt, method, options
+        of_answer = _explain_answer(model, tokenizer, *call)
+        maps, numbers = maps + of_answer[0], numbers + of_answer[1]
     add_provenance(maps, model, options, **prompt_info)
-    if answer_units is not None:
-        return Comparison(maps)
-    return maps[0] if len(maps) == 1 else _difference(*maps)
+    each = [[number] for number in numbers]
+    if target is not None:
+        first, second = numbers
+        maps, each = [_difference(*maps)], [[first, second._replace(sign=-1)]]
+    for a, of_map in zip(maps, each if sets is not None else []):
+        call = (model, tokenizer, a, of_map, sets)
+        a.info |= sets_of_units(*call, as_method(method).run, given)
+    return maps[0] if answer_units is None else Comparison(maps)
 
 # %% ../../nbs/lib/tasks_generation.ipynb #0000001c
 def generation_agreement(
