@@ -170,6 +170,9 @@ class Record:
             try:
                 return super().__getattr__(name)
             except AttributeError:
+                own = getattr(type(self), name, None)
+                if isinstance(own, property):  # it has an error of its own
+                    return own.fget(self)
                 names = [own for own in dir(self) if own[0] != '_']
                 near = [] if name[0] == '_' else get_close_matches(name, names, 1)
                 hint = f'; did you mean {near[0]!r}?' if near else ''
