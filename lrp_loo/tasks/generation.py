@@ -30,9 +30,10 @@ from ..estimate.auto import PASSES
 from ..evaluate.audit import AuditTable, audit_table
 from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout, NextTokens
-from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt
+from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt, chat_options
 from ..inputs.units import can_generate, change_contents, content_tokens
-from ..inputs.units import fill_template, spans_by_unit, text_spans, text_units
+from ..inputs.units import fill_template, mark_parts, spans_by_unit
+from ..inputs.units import text_spans, text_units
 from ..estimate.sets import TextNumber, sets_of_units
 from ..methods import add_provenance, check_sets
 from ..methods import explain_batch, explain_each
@@ -209,10 +210,15 @@ def explain_generation(
     # greatest length of the model's own continuation; None: a pipeline's, or 20
     max_new_tokens: int | None = None,
     # units of the prompt: 'token', 'word', 'sentence', or (start, end) spans, which in
-    # a chat count in the last content of a user; each generated token is its own unit
+    # a chat count in the last content of a user; 'passage': each content of a chat, step
+    # of reasoning, tool's description; each generated token is its own unit
     units: UnitsOf = 'token',
     log_prob: bool = True,  # log-probabilities (nats); False: logits
     device: str | torch.device | None = None,  # where to move the model
+    # of a chat: schemas of tools, or functions with annotations and a docstring
+    tools: list[Any] | None = None,
+    # further options of the chat template, such as dict(enable_thinking=False)
+    template_options: dict[str, Any] | None = None,
     **options: Any,  # the method's own
 ) -> Generation:  # an Attribution per generated token
     "Explain each generated token by the tokens before it."
@@ -225,7 +231,8 @@ def explain_generation(
         )
     if isinstance(prompt, str):
         check_text(prompt, 'prompt')
-    prompt = as_prompt(prompt, tokenizer, model)
+    of_chat = chat_options(tokenizer, prompt, tools, template_options)
+    prompt = as_prompt(prompt, tokenizer, model, None, of_chat)
     info = dict(chat=prompt.is_chat)
     before = encode_prompt(model, tokenizer, prompt)
     if continuation is None:
@@ -240,8 +247,11 @@ def explain_generation(
     if units == 'token':
         units = None
     else:  # each generated token is its own unit
-        units = prompt.shifted(units)
-        units = text_units(tokenizer, before, prompt.start, units, spans)
+        by_passage = isinstance(units, str) and units == 'passage'
+        own = spans if by_passage else prompt.shifted(units)
+        units = text_units(tokenizer, before, prompt.start, own, spans)
+        if by_passage:
+            units = replace(units, names=_labels(units.names))
         number = torch.cat([units.number, torch.arange(n) + len(units)])
         names = units.names + tokenizer.convert_ids_to_tokens(new_ids)
         units = Units(number, names, pad(units.is_special, (0, n)))
@@ -261,9 +271,19 @@ def explain_generation(
     return Generation(steps)
 
 # %% ../../nbs/lib/tasks_generation.ipynb #c0a7e001
-def _context_prompt(model, tokenizer, texts, question, template, gap):
-    """Return the prompt, and the placeholders of the passages. In a template a text
-    stands as its placeholder, all passages as {context}, or in its own words.
+def _labels(texts):
+    "Return a number and the beginning of each text."
+    wrapped = [textwrap.wrap(text.strip(), 30) for text in texts]
+    return [
+        f"[{i}] {first}{' …' * bool(rest)}"
+        for i, (first, *rest) in enumerate(wrapped, 1)
+    ]
+
+
+def _context_prompt(model, tokenizer, texts, question, template, gap, of_chat=None):
+    """Return the prompt, and the placeholders of the passages, and of tools, results of
+    tools and reasoning. In a template a text stands as its placeholder, all passages as
+    {context}, or in its own words. `of_chat` is (tools, template_options).
     """
     names = [f'{{passage {i}}}' for i, _ in enumerate(texts, 1)]
     names = names if texts[1:] else ['{context}']
@@ -283,7 +303,13 @@ def _context_prompt(model, tokenizer, texts, question, template, gap):
         if text and name not in str(template):
             put_name = methodcaller('replace', text, name)
             template = change_contents(template, put_name)
-    return fill_template(template, values, tokenizer, model), names
+    options, others = chat_options(tokenizer, template, *of_chat or (None, None)), {}
+    if of_chat:
+        others = dict(values)
+        template, options = mark_parts(template, options, others, ('tool',))
+        others = {name: text for name, text in others.items() if name not in values}
+    prompt = fill_template(template, values | others, tokenizer, model, options)
+    return prompt, names + [name for name in others if name in prompt.spans]
 
 
 def _context_units(prompt, names, texts, units):
@@ -291,18 +317,14 @@ def _context_units(prompt, names, texts, units):
     if isinstance(units, str) or units and texts[1:] and not callable(units):
         one_of('units', units, ('passage', *UNITS[1:]))  # spans are of one text
     spans = []
-    for name, text in zip(names, texts):
+    for name in names if units == 'passage' else names[: len(texts)]:
+        text = prompt.values[name]
         whole = [(len(text) - len(text.lstrip()), len(text.rstrip()))]
         of_text = whole if units == 'passage' else spans_by_unit(text, units)
         spans += replace(prompt, counted=name).shifted(of_text)
     if units != 'passage':
         return spans, None
-    wrapped = [textwrap.wrap(text.strip(), 30) for text in texts]
-    labels = [
-        f"[{i}] {first}{' …' * bool(rest)}"
-        for i, (first, *rest) in enumerate(wrapped, 1)
-    ]
-    return spans, labels
+    return spans, _labels([prompt.values[name] for name in names])
 
 
 def _function_context(function, texts, question, template, units, method, options):
@@ -434,6 +456,10 @@ def attribute_context(
     sets: float | None = None,
     # greatest length of the model's own answer; None: a pipeline's, or 20
     max_new_tokens: int | None = None,
+    # of a chat, see `explain_generation`; with units='passage' tools, their results and
+    # steps of reasoning are units, too, behind the passages
+    tools: list[Any] | None = None,
+    template_options: dict[str, Any] | None = None,
     **options: Any,  # the method's own
     # a score per unit of the context, in log-probability (nats) of the answer; with
     # `answer_units` a `Comparison` with a map each, whose `matrix` has a row for each
@@ -447,6 +473,7 @@ def attribute_context(
     if is_function(model, tokenizer):
         of_models = dict(messages=messages, device=device, answer_units=answer_units)
         of_models['sets'] = sets
+        of_models |= dict(tools=tools, template_options=template_options)
         check_function_call(method, options, answer=answer or None, **of_models)
         call = texts, question, template, units, method, options | dict(target=target)
         return _function_context(model, *call)
@@ -459,7 +486,9 @@ def attribute_context(
     check_generates(model)
     # a space before the answer, unless it begins with white space
     gap = '' if all(text is None or text[0].isspace() for text in answers) else ' '
-    prompt, names = _context_prompt(model, tokenizer, texts, question, template, gap)
+    prompt, names = _context_prompt(
+        model, tokenizer, texts, question, template, gap, (tools, template_options)
+    )
     spans, labels = _context_units(prompt, names, texts, units)
     enc = encode_prompt(model, tokenizer, prompt)
     content = [prompt.spans[name] for name in names]
@@ -511,6 +540,8 @@ def audit_generation(
     method: Methods = ('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
     max_new_tokens: int = 20,  # greatest length of the model's own continuation
     progress: bool = True,  # show a bar
+    tools: list[Any] | None = None,  # of chats, see `explain_generation`
+    template_options: dict[str, Any] | None = None,
     # a row per method: r, its standard error over prompts, seconds, n, tokens;
     # `refused` if a method refuses some of the prompts
 ) -> AuditTable:
@@ -526,6 +557,7 @@ def audit_generation(
         loo, row = None, {}  # name → mean r, seconds and tokens, or why it is refused
         for name, (one, options) in {'loo': ('loo', {}), **methods}.items():
             options = options | dict(method=one, max_new_tokens=max_new_tokens)
+            options |= dict(tools=tools, template_options=template_options)
             call = partial(explain_generation, model, tokenizer, prompt, **options)
             start = time.perf_counter()
             g = call() if loo is None else or_refusal(call)
