@@ -34,6 +34,7 @@ from .records import Attributions as Attributions
 from .records import compare as compare
 from .records.base import load as load
 from .reports.comparison import compare_summaries as compare_summaries
+from .reports.diagnosis import diagnose as diagnose
 from .reports.page import explain_page as explain_page
 from .reports.summary import Summary as Summary
 from .reports.summary import summarize as summarize

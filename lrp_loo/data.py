@@ -324,8 +324,8 @@ def _read_table(path, name, sep, encoding):
         raise ValueError(f"{name} cannot be read as {suffix[1:]}: {e}") from None
 
 
-def _text_columns(table, requested, source):
-    "Return the requested columns, or `text`, or the only one besides `label`."
+def _text_columns(table, requested, label, source):
+    "Return the requested columns, or `text`, or the only one besides the labels."
     columns = list(table.columns)
     duplicates = sorted({str(c) for c in columns if columns.count(c) > 1})
     if duplicates:
@@ -334,10 +334,10 @@ def _text_columns(table, requested, source):
     if not len(table):
         raise ValueError(f"{source} has no rows")
     listed = ', '.join(map(str, columns))
-    for name in requested:
+    for name in [*requested, *([label] if label != 'label' else [])]:
         if name not in columns:
             raise ValueError(f"{source} has no column {name!r}; it has {listed}")
-    default = ['text'] if 'text' in columns else [c for c in columns if c != 'label']
+    default = ['text'] if 'text' in columns else [c for c in columns if c != label]
     if not requested and len(default) != 1:
         raise ValueError(
             f"which column of {source} holds the texts? It has {listed}; name one"
@@ -375,6 +375,7 @@ def read_texts(
     sep: str | None = None,  # between the columns; None: a comma, in a .tsv a tab
     encoding: str = 'utf-8',  # of a file's characters
     dropna: bool = False,  # leave out rows without a text
+    label: str = 'label',  # column of the labels
     # labels are None if the source has no column `label`; pairs are tuples of two
 ) -> TextData:
     "Read a user's own texts, or one of the paper's data sets."
@@ -405,13 +406,13 @@ def read_texts(
         )
     else:
         return load_texts(name, data, split=split, limit=limit, seed=seed)
-    names = _text_columns(table, requested, source)
+    names = _text_columns(table, requested, label, source)
     kept = np.arange(len(table))
     if dropna:
         kept = np.flatnonzero(_has_text(table, names))
         table = table.iloc[kept]
     texts = _texts_of(table, names, source)
-    labels = list(table['label']) if 'label' in table else [None] * len(texts)
+    labels = list(table[label]) if label in table else [None] * len(texts)
     sample = _sample(texts, labels, limit, seed, info)
     sample.rows = kept[sample.rows].tolist()
     joined = '\0'.join(t if isinstance(t, str) else '\1'.join(t) for t in texts)

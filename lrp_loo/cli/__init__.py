@@ -18,8 +18,9 @@ from typer.main import get_command
 from .. import __version__
 from ..core.arguments import UsageError
 from ..core.tools import printable
-from .commands import audit, calibrate, compare, context, explain
-from .commands import generate, pairs, reproduce, summarize, sweep
+from .commands import audit, calibrate, compare, context, diagnose
+from .commands import explain, generate, pairs, reproduce, summarize
+from .commands import sweep
 
 # %% ../../nbs/lib/cli.ipynb #00000007
 def _print_version(is_asked):
@@ -41,7 +42,7 @@ app = typer.Typer(
     ),
 )
 ON_TEXTS = (explain, compare, pairs, context, generate)
-for _function in (*ON_TEXTS, audit, calibrate, summarize, sweep, reproduce):
+for _function in (*ON_TEXTS, audit, calibrate, diagnose, summarize, sweep, reproduce):
     app.command()(_function)
 VERSION = typer.Option('--version', callback=_print_version, is_eager=True)
 

@@ -95,6 +95,7 @@ SHARED = {  # option that most commands have → its type, its default, its help
         " embedded (in the package), hub, or a folder in the hub's layout",
     ),
     'column': (str | None, None, 'column of the texts; two with a comma: pairs'),
+    'labels': (str, 'label', 'column of the true labels'),
     'split': (str | None, None, 'split of a data set'),
     'limit': (int, 0, 'number of texts, drawn at random (0: all)'),
     'seed': (int, 0, 'random seed for drawing texts'),
@@ -116,6 +117,7 @@ class Shared(SimpleNamespace):
     "Values of the options that commands share: model, name, data, …"
 
     html = out = None  # of a command without these options
+    labels = 'label'
 
     def load_model(
         self,
@@ -146,7 +148,7 @@ class Shared(SimpleNamespace):
         if ',' in (column or ''):
             column = tuple(map(str.strip, column.split(',')))
         options = {k: getattr(self, k) for k in OF_DATA.split()[1:]}
-        options |= dict(column=column, limit=self.limit or None)
+        options |= dict(column=column, limit=self.limit or None, label=self.labels)
         if self.data != '-':
             return sources.read_texts(self.data, data_set, **options)
         with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +201,9 @@ def with_options(
             try:
                 run(Shared(**shared), **values)
             except KeyboardInterrupt as e:  # `keeps_rows_in` says where rows are
-                rows = str(e).partition('; ')[2].replace('results=', '--out FILE.json')
+                name = '--results' if 'results' in values else '--out'
+                rows = str(e).partition('; ')[2]
+                rows = rows.replace('results=', f'{name} FILE.json')
                 rows = rows.replace('same call', 'same command without --fresh')
                 print(printable(f'{rows}; ' if rows else ''), end='', file=sys.stderr)
                 raise

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FEWEST_TOKENS', 'COLUMNS', 'normalize', 'unit_map', 'pearson', 'spearman', 'agreement', 'per_text', 'of_texts',
-           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference']
+           'MeanSE', 'mean_se', 'mean_interval', 'paired_difference', 'count_p', 'holm']
 
 # %% ../../nbs/lib/core_stats.ipynb #00000002
 from typing import NamedTuple
@@ -175,3 +175,26 @@ def paired_difference(
     if n > 1:
         low, high = map(float, np.clip(mean_interval(d), *limits))
     return dict(mean=mean, low=low, high=high, n=n)
+
+# %% ../../nbs/lib/core_stats.ipynb #9281b01c
+def count_p(
+    count: int,
+    chances: np.ndarray,  # (n,) the probability of each event
+) -> float:
+    "Compute the probability that at least `count` of independent events happen."
+    distribution = np.ones(1)  # of the number of events
+    for p in chances:
+        distribution = np.convolve(distribution, [1 - p, p])
+    return float(distribution[int(count) :].sum())
+
+
+def holm(
+    p: np.ndarray,  # (n,) p values of all tests of a family
+) -> np.ndarray:  # (n,) corrected; NaN stays
+    "Apply Holm's (1979) correction for the chance that any is false."
+    corrected = np.full(len(p), np.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind='stable')]
+    scaled = p[order] * np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return corrected

@@ -219,7 +219,7 @@ def _check_function_value(value, outputs):
 
 
 # attributes of a readout that have an entry per text, or are None
-PER_TEXT = ('index', 'position', 'in_front', 'log_sum', 'predicted')
+PER_TEXT = ('index', 'position', 'in_front', 'log_sum', 'predicted', 'lead')
 
 
 class Readout:
@@ -237,6 +237,7 @@ class Readout:
     # (batch,) log Σ exp over the row that is read, and its largest entry, if the
     # entries are classes or tokens of a vocabulary
     log_sum = predicted = None
+    lead = None  # (batch,) the explained entry's logit minus the largest other one
 
     def __init__(
         self,
@@ -287,7 +288,11 @@ class Readout:
         if self.is_bare_tensor or is_logits and _is_output_of(outputs, *NAMES_CLASSES):
             self.log_sum = rows.float().logsumexp(-1)
             self.n_entries = rows.shape[-1]
-            self.predicted = rows.argmax(-1) if self.n_entries > 1 else None
+            if self.n_entries > 1:
+                self.predicted = rows.argmax(-1)
+                first = self.index[:, :1]
+                others = rows.scatter(1, first, -torch.inf).amax(-1)
+                self.lead = rows.gather(1, first)[:, 0] - others
 
     def find_rows(self, x: torch.Tensor, batch: dict, outputs: Any) -> None:
         "Set `position`: the row of each text that is read."

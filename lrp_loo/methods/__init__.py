@@ -317,6 +317,7 @@ class _MethodCall:
             label = _label(*names_of, chosen, 'answer' in info)
         if readout.predicted is not None:
             info['predicted'] = _label(*names_of, int(readout.predicted[i]), False)
+            info['lead'] = float(readout.lead[i])
         name = method_name(self.method)
         if 'exact' in info:  # before the last generated token there are fewer
             info['exact'] = [unit for unit in info['exact'] if unit < len(names)]

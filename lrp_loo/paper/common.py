@@ -6,7 +6,7 @@
 __all__ = ['MODEL_NAMES', 'PROMPTS', 'PROMPTS_WITHOUT_ANSWERS', 'EPOCHS', 'MAX_COUNTED', 'DRAWN_FLIPS', 'EQUAL_WITHIN',
            'RunOptions', 'Study', 'results_folder_name', 'read_parts', 'add_batches', 'add_rows', 'Prompt',
            'text_examples', 'PromptedTexts', 'prompted_examples', 'DigitSets', 'load_digit_images', 'vit_pixels',
-           'digit_sets', 'interval_text', 'p_value', 'equivalence_p', 'holm', 'mean_against_zero']
+           'digit_sets', 'interval_text', 'p_value', 'equivalence_p', 'mean_against_zero']
 
 # %% ../../nbs/lib/paper_common.ipynb #00000002
 import os
@@ -373,18 +373,6 @@ def equivalence_p(
     if se == 0:
         return float(distance <= 0)
     return float(stdtr(n - 1, -distance / se))
-
-
-def holm(
-    p: np.ndarray,  # (n,) p values of all claims of a family
-) -> np.ndarray:  # (n,) corrected; NaN stays
-    "Apply Holm's (1979) correction for the chance that any verdict is false."
-    corrected = np.full(len(p), np.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind='stable')]
-    scaled = p[order] * np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return corrected
 
 
 def mean_against_zero(

@@ -21,10 +21,10 @@ import pandas as pd
 from scipy.stats import false_discovery_control, spearmanr
 
 from ..core.files import reading, write_text_atomic
-from ..core.stats import paired_difference, per_text
+from ..core.stats import holm, paired_difference, per_text
 from ..evaluate.results import read_json
 from ..models.loading import DEMOS
-from .common import EQUAL_WITHIN, holm, mean_against_zero
+from .common import EQUAL_WITHIN, mean_against_zero
 from .tables import bypass_name, picked, single_layer_gains
 
 # %% ../../nbs/lib/paper_ledger.ipynb #00000006

@@ -21,8 +21,9 @@ from ..core.arguments import one_of
 from ..core.files import check_fields
 from ..core.tools import printable
 from .base import Record, Table, pack_value, plain, unpack_fields
-from .display import FAINT, LEAST_EFFECT, LOO_METHODS
-from .display import display_text, joint_notes, no_effect_note
+from .display import FAINT, LEAST_EFFECT, LEAST_REASON, LOO_METHODS
+from .display import NO_REASON, display_text, joint_notes
+from .display import no_effect_note
 from .display import scale_top
 from .figures import attributions_figure, pairs_figure
 from .html import attribution_html, compared_html
@@ -139,25 +140,47 @@ class Attribution(Record, Sequence[ScoredToken]):
         # 'positive': tokens that speak for the target, 'negative': against it
         sign: str | None = None,
     ) -> list[ScoredToken]:  # the largest |score| first
-        "Return the tokens with the largest scores."
+        "Return the tokens with the largest scores, none below `least_reason`."
         factor = SIGNS[one_of('sign', sign, SIGNS)]
         tokens = [t for t in self if special or t.is_content]
         tokens = [t for t in tokens if sign is None or t.score * factor > 0]
+        tokens = [t for t in tokens if abs(t.score) >= self.least_reason]
         return sorted(tokens, key=lambda t: -abs(t.score))[:n]
 
     @property
     def largest(self) -> ScoredToken:
         "Return the token with the largest |score|; a special one if it has no others."
-        return (self.top(1) or self.top(1, special=True))[0]
+        tokens = [t for t in self if t.is_content] or self
+        return max(tokens, key=lambda t: abs(t.score))
+
+    @property
+    def own_scale(self) -> float:
+        """Return the answer's lead: the explained logit minus that of the next class, or f
+        itself if it is a difference. A constant in the logits has no part in it. A number
+        without classes has no lead: |f(x)|.
+        """
+        is_pair = isinstance(self.target, tuple)
+        return abs(self.logit if is_pair else self.info.get('lead', self.logit))
+
+    @property
+    def least_reason(self) -> float:
+        """Return the |score| from which a word is named as a reason: LEAST_REASON of
+        `own_scale` if it is a lead and the scores are LOO or its estimate, else 0.
+        """
+        has_lead = isinstance(self.target, tuple) or 'lead' in self.info
+        return LEAST_REASON * self.own_scale * (has_lead and self._is_loo)
+
+    @property
+    def _is_loo(self):
+        return self.method.split('+')[0] in LOO_METHODS
 
     @property
     def has_effect(self) -> bool:
         """Return False if no single token changes the answer: the largest score, LOO or
-        its estimate, is below 1 % of |f(x)|. One text has no other unit; `audit` takes
-        a spread over its texts, which does not depend on a constant in f.
+        its estimate, is below 1 % of `own_scale`.
         """
-        is_loo = self.method.split('+')[0] in LOO_METHODS
-        return not is_loo or abs(self.largest.score) >= LEAST_EFFECT * abs(self.logit)
+        least = LEAST_EFFECT * self.own_scale
+        return not self._is_loo or abs(self.largest.score) >= least
 
     @property
     def total_effect(self) -> float | None:
@@ -439,15 +462,19 @@ class Attributions(Record, list[Attribution]):
         n: int = 3,  # most words in a cell
     ) -> Table:  # row, text, predicted, words for, words against, largest score
         """Return a row per text, with the words that speak most for the explained class
-        and against it: none below FAINT of the largest, or if no single one matters.
+        and against it: none below FAINT of the largest, or below `least_reason`. Where
+        there is none, the first cell says that no single word carries the answer.
         """
         rows, signs = [], {'words for': 'positive', 'words against': 'negative'}
         for i, a in enumerate(self):
             row, shown = dict(row=i) | _text_and_label(a), display_text(a)
             least = FAINT * scale_top(a)
             for name, sign in signs.items():
-                words = [t for t in a.top(n, sign=sign) if abs(t.score) >= least]
-                row[name] = ' · '.join(shown[t.place][1] for t in words)
+                words = [t for t in a.top(len(a), sign=sign) if abs(t.score) >= least]
+                names = dict.fromkeys(shown[t.place][1] for t in words)
+                row[name] = ' · '.join([*names][:n])
+            if not any(map(row.get, signs)):
+                row['words for'] = NO_REASON
             rows.append(row | {'largest score': a.largest.score})
         return Table(rows)
 

@@ -25,7 +25,7 @@ from pandas.api.types import is_numeric_dtype
 from ..core.files import check_fields, check_seal, read_content, reading, sealed
 from ..core.files import safe_cell, versions, whole_file, write_text_atomic
 from ..core.tools import needs, printable
-from .html import render
+from .html import render, short
 
 # %% ../../nbs/lib/records_base.ipynb #fe388513
 def plain(
@@ -122,6 +122,7 @@ KINDS = {  # class → its module
     'AuditTable': 'evaluate.audit',
     'Calibration': 'evaluate.intervals',
     'Comparison': 'records',
+    'Diagnosis': 'reports.diagnosis',
     'Frontier': 'evaluate.audit',
     'Generation': 'records',
     'Pairs': 'records',
@@ -139,12 +140,6 @@ def in_lines(text: str) -> str:
     return '\n'.join(textwrap.wrap(printable(text), WIDTH, subsequent_indent='  '))
 
 
-def _short(number):
-    "Return a number of a shown table: three digits, three decimals at most."
-    rounded = round(number, 3)
-    return f'{rounded:.3g}' if rounded else f'{number:.1g}'
-
-
 def record_html(
     lines: list[str],  # what is written above (the first) and below the table
     table: pd.DataFrame,
@@ -152,7 +147,7 @@ def record_html(
     "Return the view of a result: lines of text and a table."
     shown = _merge_errors(table.head(MAX_ROWS)).rename_axis(columns=table.index.name)
     has_index = table.index.name is not None
-    style = dict(float_format=_short, na_rep='–', index=has_index, index_names=False)
+    style = dict(float_format=short, na_rep='–', index=has_index, index_names=False)
     html = shown.to_html(border=0, **style)
     html = '\n'.join(map(printable, html.split('\n')))
     html = re.sub('<th>.*?</th>', lambda m: m[0].replace('_', '_<wbr>'), html)
@@ -210,14 +205,18 @@ class Record:
                 has_index = frame.index.name is not None
                 _safe_table(frame).to_csv(tmp, index=has_index, encoding='utf-8')
         elif path.suffix == '.html':
-            # AuditTable → Audit table
-            name = re.sub('(?<=[a-z])(?=[A-Z])', ' ', type(self).__name__)
-            write_text_atomic(path, render('sheet', name.capitalize(), self._body()))
+            write_text_atomic(path, render('sheet', self.title, self._body()))
         else:
             content = dict(format=FORMAT, lrp_loo=versions()['lrp_loo'])
             content['record'] = pack_value(self)
             text = json.dumps(sealed(content), ensure_ascii=False, allow_nan=False)
             write_text_atomic(path, text + '\n')
+
+    @property
+    def title(self) -> str:
+        "Return the title of its page."
+        name = re.sub('(?<=[a-z])(?=[A-Z])', ' ', type(self).__name__)
+        return name.capitalize()  # AuditTable → Audit table
 
     def _body(self):
         "Return the body of its HTML file."
@@ -311,7 +310,7 @@ def table_text(
     shown = shown.rename_axis(index=None, columns=table.index.name)
     omitted = []
     while True:
-        text = shown.to_string(max_colwidth=40, na_rep='–', float_format=_short)
+        text = shown.to_string(max_colwidth=40, na_rep='–', float_format=short)
         if len(text.partition('\n')[0]) <= width or len(shown.columns) < 2:
             break
         omitted.insert(0, str(shown.columns[-1]))

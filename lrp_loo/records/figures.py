@@ -77,7 +77,7 @@ def _axis_limits(maps):
         parts.append(a.scores[~outside_scale(a)].float())
         parts.append(torch.tensor(a.intervals).flatten())
         if not a.has_effect:  # its bars are to look as small as they are
-            parts.append(LEAST_EFFECT * abs(a.logit) * torch.tensor([-1.0, 1.0]))
+            parts.append(LEAST_EFFECT * a.own_scale * torch.tensor([-1.0, 1.0]))
     values = torch.cat(parts)
     low, high = map(float, values[values.isfinite()].aminmax())
     margin = 0.08 * ((high - low) or 1)
