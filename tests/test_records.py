@@ -61,6 +61,9 @@ def results(demo):
         top=lrp_loo.top_tokens(*demo, TEXTS[0], 1, **tokens),
         summary=words[0],
         differing=lrp_loo.compare_summaries(*words),
+        diagnosis=lrp_loo.diagnose(
+            *demo, TEXTS, [0] * len(TEXTS), min_count=1, **QUIET
+        ),
         report=rules.report(),
         texts=lrp_loo.load_texts('sst2', 'embedded', limit=4),
     )
@@ -73,7 +76,7 @@ def records(demo):
 
 NAMES = [f'views: {k}' for k in 'one texts comparison pairs'.split()]
 NAMES += ['views: generation', 'audit', 'frontier', 'verdict', 'calibration']
-NAMES += ['top', 'summary', 'differing', 'report', 'texts']
+NAMES += ['top', 'summary', 'differing', 'diagnosis', 'report', 'texts']
 every_record = pytest.mark.parametrize('name', NAMES)
 
 
