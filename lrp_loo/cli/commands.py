@@ -129,6 +129,7 @@ def explain(
     truncation: opt.Truncation = False,
     pair: Annotated[str | None, Option(help='the second text of a pair')] = None,
     calibration: Annotated[str | None, Option(help=CALIBRATION)] = None,
+    precision: opt.Precision = 'float32',
 ) -> None:
     """Explain a text, or each text of a file: a signed score for each token.
 
@@ -139,6 +140,7 @@ def explain(
     """
     _check_explained(text, shared.data, pair, method, shared.out or shared.html)
     of_auto = opt.passes_option(method, passes)
+    of_loo = opt.precision_option(method, precision)
     options = dict(units=units, truncation=truncation, template=template)
     if calibration is not None:
         from lrp_loo.records.base import load
@@ -154,7 +156,7 @@ def explain(
     from lrp_loo.records import Attributions, Comparison
 
     options['target'] = target = opt.resolve_target(loaded, target)
-    by_method = dict(auto=options | of_auto)
+    by_method = dict(auto=options | of_auto | of_loo, loo=options | of_loo)
     arguments = [_arguments(name) | by_method.get(name, options) for name in method]
     if shared.data is not None:
         maps = Attributions([])
@@ -167,7 +169,7 @@ def explain(
         return
     maps = [a for own in arguments for a in explain(loaded, tokenizer, texts, **own)]
     page = None
-    if shared.html and not (passes is not None or pair or template or calibration):
+    if shared.html and not (of_auto or of_loo or pair or template or calibration):
         from lrp_loo.reports.page import PAGE_METHODS, explain_page
 
         names = list(dict.fromkeys([*method, *PAGE_METHODS]))
@@ -334,6 +336,7 @@ def audit(
     method: opt.Methods = AUDITED,
     template: opt.Template = None,
     truncation: opt.Truncation = False,
+    precision: opt.Precision = 'float32',
 ) -> None:
     """Measure how far methods follow exact Leave-One-Out, and name the one to trust.
 
@@ -347,6 +350,8 @@ def audit(
 
     texts = shared.read_texts()
     settings = dict(truncation=truncation)
+    if precision != 'float32':
+        settings['precision'] = precision
     if template is not None:
         settings['template'] = template
     loaded, tokenizer, label = shared.load_model()
@@ -497,6 +502,7 @@ def sweep(
     workers: Annotated[int, Option(min=0, help=WORKERS)] = 0,
     batch_size: Annotated[int, Option(min=1, help='texts in one batch')] = 16,
     truncation: opt.Truncation = False,
+    precision: opt.Precision = 'float32',
     out: Annotated[str, Option(help='the folder for parquet files')] = 'sweep',
 ) -> None:
     """Write exact Leave-One-Out and fast methods for every text to parquet files.
@@ -514,7 +520,7 @@ def sweep(
         name=shared.name or 'reviews-sst2', fresh=shared.fresh, data=texts.info
     )
     options |= dict(engine=engine, workers=workers or None)
-    options |= dict(batch_size=batch_size, truncation=truncation)
+    options |= dict(batch_size=batch_size, truncation=truncation, precision=precision)
     table = run_sweep(shared.model, None, texts.texts, out, list(method), **options)
     if shared.json:
         about = dict(data=texts.info, n=len(texts), rows=out)

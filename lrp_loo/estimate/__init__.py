@@ -172,15 +172,18 @@ def content_units(
     enc: dict[str, torch.Tensor],  # one encoded text or image
     units: Units | None,  # None: tokens
     n: int,  # number of units (patches)
+    narrower: torch.Tensor | None = None,  # (T,) bool: the tokens of the content
 ) -> torch.Tensor:  # (n,) bool, on the CPU
     "Return the mask of units that are neither special nor padding; patches all are."
-    if units is not None:
-        return ~units.is_special
     content = torch.ones(n, dtype=torch.bool)
-    if 'input_ids' in enc and tokenizer is not None:
+    attended = attended_tokens(enc) if units is None else None
+    if units is not None:
+        content = ~units.is_special
+    elif 'input_ids' in enc and tokenizer is not None:
         content = ~special_mask(tokenizer, enc['input_ids'][0])
-    attended = attended_tokens(enc)
-    return content if attended is None else content & attended.cpu()
+    if attended is not None:
+        content &= attended.cpu()
+    return content if narrower is None else content & content_entries(narrower, units)
 
 
 def unit_members(
@@ -213,9 +216,8 @@ def closed_forms(
     for i, (enc, text) in enumerate(zip(encs, texts)):
         unit = units[i] if units else None
         n = text.n_positions if unit is None else len(unit)
-        is_content = content_units(tokenizer, enc, unit, n)
-        if content and content[i] is not None:
-            is_content &= content_entries(content[i], unit)
+        narrower = content[i] if content else None
+        is_content = content_units(tokenizer, enc, unit, n, narrower)
         whole = WholeText(model, enc, None, terms.readout.of_text(i))
         whole.value = terms.values[i : i + 1]
         slope = SLOPE * log_odds(whole.readout, float(whole.value))

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
-from . import Posterior, closed_forms, removal_rows_scores, unit_members
+from . import Posterior, closed_forms, content_units
+from . import removal_rows_scores, unit_members
 from .one_pass import GRADIENT_PASS, RemovalTerms
 from .rows import choose_rows, row_effects, rows_are_right
 from ..inputs.scores import GeneratedReadout, Scores
@@ -23,6 +24,7 @@ from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
 from ..loo.engines import read_variants, read_whole
+from ..loo.precision import bfloat16_passes
 from ..loo.removals import Removal, as_removal, fill_id
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
 from ..loo.states import states_differ, why_no_states
@@ -251,6 +253,9 @@ def auto_scores(
     content: list[torch.Tensor | None] | None = None,
     # (T,) bool per text: tokens that are removed together as well, where LOO is exact
     joint: list[torch.Tensor | None] | None = None,
+    # of exact LOO, as for method 'loo'; a pass in bfloat16 counts half, and what takes
+    # more than the passes is estimated in float32
+    precision: str = 'float32',
 ) -> Scores:  # info: forward_equivalents, exact_passes, exact, spread, expected_r
     """Return LOO by attention mask, exact if `passes` allow. Else estimate it: one
     gradient pass, and the rows of the text's variants that are least certain.
@@ -269,12 +274,15 @@ def auto_scores(
     limits = [limit] * len(texts)
     if begins_by_gradient:
         limits = [affordable_passes(model, e, target, limit) for e in texts]
-    exact = [i for i, n in enumerate(costs) if n <= limits[i]]
+    halves = [bfloat16_passes(model, precision, len(m)) for m in members]
+    exact = [i for i, n in enumerate(map(min, costs, halves)) if n <= limits[i]]
     if exact:
         unit_numbers = [None if units[i] is None else units[i].number for i in exact]
         fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
-        rows = joint and [joint[i] for i in exact]
-        options = dict(units=unit_numbers, joint=rows)
+        parts = [(texts[i], units[i], len(members[i]), content[i]) for i in exact]
+        options = dict(units=unit_numbers, precision=precision)
+        options['joint'] = joint and [joint[i] for i in exact]
+        options['content'] = [content_units(tokenizer, *part) for part in parts]
         loos = many_loo(model, encs, target, removal, fill, **options)
         for i, loo in zip(exact, loos):
             planned = round(costs[i], 2)
@@ -286,8 +294,10 @@ def auto_scores(
                 exact_passes=planned,
                 total_effect=loo.total_effect,
             )
+            infos = [info | of_number for of_number in loo.info]
+            infos = infos if len(infos) > 1 else infos[0]
             rows = loo.scores.view(len(loo.scores), -1).T  # one per number
-            scores[i] = Scores(rows, loo.value.flatten(), loo.readout, info)
+            scores[i] = Scores(rows, loo.value.flatten(), loo.readout, infos)
     rest = [i for i in range(len(costs)) if scores[i] is None]
     # half precision rounds a padded batch otherwise than each text
     is_half = getattr(model, 'dtype', torch.float32).itemsize < 4

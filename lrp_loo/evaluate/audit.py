@@ -29,6 +29,7 @@ from .verdict import verdict
 from ..inputs.call import CallInputs, as_list, group_by_target
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
+from ..loo.precision import uses_bfloat16
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import explain_batch, explain_methods
 from ..methods.functions import check_function_call, explain_function
@@ -55,13 +56,14 @@ def compare_with_loo(
     units: list[Units | None] | None = None,  # a `Units` (or None) per text
     refusals: bool = False,  # return a `Refusal` for a text that a method refuses
     content: list[torch.Tensor | None] | None = None,  # (T,) bool per text, or None
+    precision: str = 'float32',  # of LOO, see `loo_scores`
 ) -> tuple[list[Attribution], dict[str, list[Attribution]]]:  # LOO; name → scores
     "Explain texts by exact LOO and by other methods, for the same targets."
     n = len(encs)
     units, content = units or [None] * n, content or [None] * n
     removal = as_removal(removal, encs[0])
-    per_text = (target, units, content)
-    loos = explain_batch(model, tokenizer, encs, 'loo', *per_text, removal=removal)
+    per_text, how = (target, units, content), dict(removal=removal, precision=precision)
+    loos = explain_batch(model, tokenizer, encs, 'loo', *per_text, **how)
     others = {name: m for name, m in methods.items() if not is_reference(*m)}
     maps = {name: [None] * n for name in others}
     targets = [fix_index(target, loo.target) for loo in loos]
@@ -116,6 +118,8 @@ def _row(loo, maps, curves, stored, costs):
     row = dict(n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods)
     if costs:
         row['largest'] = loo.largest.score
+    if not loo.exact:
+        row['expected_r'] = loo.expected_r
     if not stored:
         return row
     scores = {
@@ -143,6 +147,7 @@ def faithfulness_rows(
     batch_size: int | None = 1,  # texts in one padded batch of a method; None: all
     # also store the largest LOO as `largest`, and per method exact, passes, seconds
     costs: bool = False,
+    precision: str = 'float32',  # of LOO, see `loo_scores`
     # per text: n_tokens, target, logit, and per method r, r_sum, r_sum_both,
     # r_all, lerf, morf
 ) -> list[dict[str, Any]]:
@@ -155,7 +160,7 @@ def faithfulness_rows(
         )
     removal = as_removal(removal, encs[0])
     methods = {'loo': ('loo', {})} | methods
-    per_text = dict(refusals=refusals, content=content)
+    per_text = dict(refusals=refusals, content=content, precision=precision)
     loos, explained = compare_with_loo(
         model, tokenizer, encs, methods, target, removal, batch_size, **per_text
     )
@@ -253,6 +258,15 @@ def first_of_each(keys: list[str]) -> list[int]:
     return sorted({key: i for i, key in reversed([*enumerate(keys)])}.values())
 
 
+def _precision_lines(rows):
+    "Return a line on texts whose LOO was computed in bfloat16, or none."
+    r = [row['expected_r'] for row in rows if 'expected_r' in row]
+    return r and [
+        f"LOO of {len(r)} of {len(rows)} texts in bfloat16: its r with LOO in float32 is"
+        f" expected to be {np.mean(r):.4f}, at least {min(r):.4f}"
+    ]
+
+
 @keeps_rows_in('results')
 def audit(
     # a transformers model in eval mode, a pipeline, or a function of a list of str, of
@@ -272,6 +286,7 @@ def audit(
     max_length: int | None = None,  # a lower limit than the model's own
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
+    precision: str = 'float32',  # of exact LOO, see `loo_scores`
     # a row per method: AUDIT_COLUMNS; `refused` if a method refuses some of the texts
 ) -> AuditTable:
     """Measure how closely methods follow exact Leave-One-Out on texts (Table 2 for any
@@ -283,6 +298,7 @@ def audit(
     if is_function(model, tokenizer):
         of_models = dict(removal=removal, truncation=truncation, device=device)
         of_models |= dict(max_length=max_length, template=template, among=among)
+        of_models['precision'] = None if precision == 'float32' else precision
         check_function_call('loo', {}, **of_models)
         own = dict(target=target, results=results, progress=progress)
         return audit_function(model, texts, methods, **own)
@@ -290,6 +306,8 @@ def audit(
     inputs = CallInputs.from_args(model, tokenizer, texts, *options)
     results = Results(None, {}) if results is None else results
     settings = dict(removal=as_removal(removal, inputs.encs[0]), chunk=chunk)
+    if uses_bfloat16(inputs.model, precision):
+        settings['precision'] = 'bfloat16'
     keys = row_digests(inputs, methods=method_digests(methods), **settings)
     unique = first_of_each(keys)
 
@@ -298,7 +316,7 @@ def audit(
         indices, encs = zip(*batch)
         call = list(encs), methods, chunk, inputs.targets[indices[0]], removal
         content = [inputs.content[i] for i in indices]
-        how = dict(content=content, refusals=True, costs=True)
+        how = dict(content=content, refusals=True, costs=True, precision=precision)
         return faithfulness_rows(inputs.model, inputs.tokenizer, *call, **how)
 
     batches = []
@@ -321,7 +339,7 @@ def _audited(rows, methods, n_texts, model):
         costs = [[row['methods'][m].get(cost) for row in rows] for m in names]
         table[cost] = pd.DataFrame(costs, names, dtype=float).mean(axis=1)
     by_text, copies = [row['methods'] for row in rows], n_texts - len(rows)
-    lines = completeness_lines(rows, names)
+    lines = [*completeness_lines(rows, names), *_precision_lines(rows)]
     table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
         table.attrs['verdict'] = verdict(rows, model)

@@ -31,6 +31,7 @@ from .faithfulness import correlations_with_loo
 from .results import Results, call_parts, method_digests, read_results
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
+from ..loo.precision import uses_bfloat16
 from ..methods.table import as_methods
 from ..models.encoding import as_texts, encode, is_encoding
 from ..models.loading import load_model
@@ -94,17 +95,20 @@ class BatchWorker:
         device: str = 'auto',
         truncation: bool = False,
         max_length: int | None = None,
+        precision: str = 'float32',
         threads: int | None = None,  # CPU threads of this process; None: unchanged
     ):
         if threads:
             torch.set_num_threads(threads)
         self.methods = as_methods(method)
-        self.target = target
+        self.target, self.precision = target, precision
         self.cut = (truncation, max_length)
         loaded = _load(model, tokenizer, name, device)
         self.model, self.tokenizer, self.label = loaded
         # what decides all rows of a folder: part → digest
         cut = dict(truncation=truncation, max_length=max_length)
+        if uses_bfloat16(self.model, precision):
+            cut['precision'] = 'bfloat16'
         self.parts = call_parts(*loaded[:2], target=target, **cut)
 
     def call_parts(self) -> dict[str, str]:
@@ -119,7 +123,7 @@ class BatchWorker:
         texts = batch['text']
         encs = [encode(self.model, self.tokenizer, t, *self.cut) for t in texts]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
-        loos, maps = compare_with_loo(*arguments)
+        loos, maps = compare_with_loo(*arguments, precision=self.precision)
         rows = []
         for k, (i, text, loo) in enumerate(zip(batch['index'], texts, loos)):
             joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
@@ -230,7 +234,7 @@ def _missing_indices(out, wanted, parts, tables):
     if not tables:
         return sorted({i for i, _ in wanted})
     before = read_results(out / 'sweep.json')['config'].get('parts', {})
-    names = [k for k in parts if before.get(k) != parts[k]]
+    names = [k for k in before | parts if before.get(k) != parts.get(k)]
     start_over = "Choose another output folder, or start over (fresh=True, --fresh)."
     if names:
         raise ValueError(
@@ -367,6 +371,7 @@ def sweep(
     progress: bool = True,  # show a bar
     data: dict[str, Any] | None = None,  # description of the texts, for sweep.json
     max_length: int | None = None,  # a lower limit than the model's own
+    precision: str = 'float32',  # of exact LOO, see `loo_scores`
 ) -> pd.DataFrame:  # see `sweep_table`; the rows: `read_sweep(out)`
     "Compute exact LOO and every method for each text of a data set."
     texts, methods = as_texts(texts), as_methods(method)
@@ -389,7 +394,7 @@ def sweep(
             " or None for each text's predicted class"
         )
     common = dict(target=index, truncation=truncation, max_length=max_length)
-    options = common | dict(method=methods, device=device)
+    options = common | dict(method=methods, device=device, precision=precision)
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(out / 'sweep', wait=False, names=_FILE))
         if engine == 'plain':
@@ -430,6 +435,9 @@ def sweep(
                 " process has for these texts; give the workers the same tokenizer"
             )
         table = sweep_table(rows).loc[list(methods)]
+        if 'precision' in parts:
+            line = "LOO in bfloat16, an estimate of LOO in float32"
+            table.attrs['below'].append(line)
         summary = dict(n=len(texts), computed=len(missing), table=table.T.to_dict())
         record.summary = summary | dict(data=data)
         record.save()

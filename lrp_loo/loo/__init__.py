@@ -15,6 +15,7 @@ from ..core.tools import progress_bar
 from ..core.arguments import Model
 from ..inputs.targets import OneTarget
 from .engines import SubsetValues, read_subsets
+from .precision import read_in_precision
 from .removals import EncodedText, Removal
 from ..models.call import check_model
 from lrp_loo.models.encoding import (
@@ -39,6 +40,8 @@ def many_loo(
     progress: bool = False,  # show a bar over the forward passes
     # (T,) bool per text: tokens whose joint removal is computed as well, or None
     joint: list[torch.Tensor | None] | None = None,
+    precision: str = 'float32',  # see `read_in_precision`
+    content: list[torch.Tensor] | None = None,  # see `read_in_precision`
 ) -> list[SubsetValues]:
     """Compute Leave-One-Out of many texts: the `scores` of each text, by unit, and the
     `total_effect` of its joint removal.
@@ -65,7 +68,13 @@ def many_loo(
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
     with progress_bar(progress=progress, **options) as bar:
         limits = dict(token_budget=token_budget, progress=bar.update)
-        values = read_subsets(model, encs, keeps, targets, **how, **limits)
+        arguments, options = (model, encs, keeps, targets), how | limits
+        if precision == 'float32':
+            values = read_subsets(*arguments, **options)
+        else:
+            n_units = [len(k) - (t is not None) for k, t in zip(keeps, joint)]
+            content = content or [torch.ones(n, dtype=torch.bool) for n in n_units]
+            values = read_in_precision(*arguments, precision, content, **options)
     results = []
     for of_text, keep, enc, tokens in zip(values, keeps, encs, joint):
         loo = of_text.value - of_text.values

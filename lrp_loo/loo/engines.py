@@ -7,7 +7,7 @@ __all__ = ['BY_MASK', 'SubsetOptions', 'SubsetValues', 'WholeText', 'read_whole'
            'read_subsets']
 
 # %% ../../nbs/lib/loo_engines.ipynb #80a1db9b
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -26,7 +26,8 @@ from .removals import AttentionMask, EncodedText, Fill, Removal
 from .removals import as_removal, check_hidden
 from .states import StoredText, changed_rows, is_causal
 from .states import rows_in_pass, rows_read, states_differ
-from ..models.call import check_finite, counted_rows, forward, plain_forward
+from ..models.call import check_finite, computed_in, counted_rows, forward
+from ..models.call import plain_forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens, select_tokens
 from ..models.structure import device_of, proofs_of
 
@@ -40,6 +41,8 @@ class SubsetOptions:
     token_budget: int = TOKEN_BUDGET  # tokens in one batch
     # called with the number of newly computed variants
     progress: Callable[[int], Any] | None = None
+    # lower precision of the variants (`computed_in`); their errors are measured later
+    dtype: torch.dtype | None = None
 
 
 BY_MASK = SubsetOptions(AttentionMask())
@@ -56,6 +59,7 @@ class SubsetValues(NamedTuple):
     passes: float  # rows that entered the layers, padding included, over tokens
     scores: torch.Tensor | None = None  # LOO in the shape of `values`, by `many_loo`
     total_effect: float | None = None  # of a joint removal, by `many_loo`
+    info: Sequence[dict] = ({},)  # per number: what is known of a lower precision
 
 
 @dataclass(eq=False)
@@ -147,7 +151,9 @@ class Variants:
         "Return f of the variants in one batch, averaged over draws."
         text = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
         inputs = [as_inputs(keep) for as_inputs in self.as_inputs]
-        outputs = [x.output(self.whole.model, **options) for x in inputs]
+        model = self.whole.model
+        with computed_in(model, self.options.dtype):
+            outputs = [x.output(model, **options) for x in inputs]
         read = partial(self.whole.readout, rows=text, at_end=self.at_end)
         return torch.stack([read(output) for output in outputs]).mean(0)
 
@@ -185,6 +191,8 @@ class Variants:
         is_known = claim in proofs.outcomes  # they differ from each variant alone
         budget = 1 if is_known else rows_in_pass(model, self.options.token_budget)
         values = self.compute_batches(budget)
+        if self.options.dtype is not None:
+            return values
         if not is_known and not proofs.covers(claim, n):
             if self._is_read_alone(values):
                 proofs.add_length(claim, n)
@@ -432,13 +440,14 @@ def read_variants(
     wholes: list[WholeText],  # texts whose f(x) is known
     keeps: list[torch.Tensor],  # (n, T) bool for each text, as for `read_subsets`
     stored: StoredText | None = None,  # keys and values of these texts, in order
+    options: SubsetOptions = BY_MASK,
 ) -> list[SubsetValues]:
-    "Return the explained number of subsets of texts, by attention mask."
+    "Return the explained number of subsets of texts, by attention mask by default."
     texts = []
     for i, (whole, keep) in enumerate(zip(wholes, keeps)):
         parts, known = (whole.model, whole.enc, keep), dict(whole=whole, index=i)
-        texts.append(_Text.of(*parts, whole.readout, BY_MASK, **known))
-    return _results(texts, BY_MASK, stored)
+        texts.append(_Text.of(*parts, whole.readout, options, **known))
+    return _results(texts, options, stored)
 
 
 @restores_state
@@ -471,7 +480,7 @@ def _results(texts, options, stored=None):
     if not texts:
         return []
     with counted_rows(texts[0].model) as n_rows:
-        by_mask = options.removal.by_mask
+        by_mask = options.removal.by_mask and options.dtype is None
         results = _read_in_batches(texts, options, n_rows, stored) if by_mask else {}
         # what is shown of the longest text holds for the others
         for text in sorted(texts, key=lambda text: -text.keep.shape[1]):

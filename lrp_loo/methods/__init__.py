@@ -308,6 +308,8 @@ class _MethodCall:
         names, row, special, info = _entries(self, text, ids, row)
         value = float(scores.values[i].detach())
         info = scores.info[i] | _readout_info(self, ids, readout, i, value) | info
+        if 'precision' in self.options:
+            info.setdefault('precision', 'float32')
         chosen = readout.chosen(i)
         fixed = fix_index(readout.target, chosen)
         check_own_answer(self.model, self.tokenizer, text.enc, fixed, value)

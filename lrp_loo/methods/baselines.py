@@ -19,6 +19,7 @@ import torch
 from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.hooks import forward_hooks
 from ..core.tensors import check_tokens_alone, one_text, pad_batch, repeated
+from ..estimate import content_units
 from ..estimate.one_pass import GRADIENT_PASS
 from ..inputs.scores import GeneratedReadout, Scores, as_readout, last_rows_only
 from ..inputs.scores import read_row_only
@@ -380,23 +381,39 @@ def loo_scores(
     progress: bool = False,  # show a bar over the forward passes
     # (T,) bool per text: tokens that are removed together as well, or None
     joint: list[torch.Tensor | None] | None = None,
+    # of the variants: 'float32', 'bfloat16', an estimate that measures its error, or
+    # 'auto': bfloat16 where that saves time (`uses_bfloat16`)
+    precision: str = 'float32',
+    content: list[torch.Tensor | None] | None = None,  # (T,) bool of each text, or None
 ) -> Scores:  # a score per token (patch, unit)
     "Compute exact Leave-One-Out (section 2.1); texts are not padded."
     texts = [one_text(e) for e in encs]
-    units = units or [None] * len(texts)
+    units, content = units or [None] * len(texts), content or [None] * len(texts)
     removal = as_removal(removal, texts[0])
     fill = removal.fill(tokenizer)
     numbers = [None if u is None else u.number for u in units]
-    options = (token_budget, progress, joint)
-    loo = many_loo(model, texts, target, removal, fill, numbers, *options)
-    _, values, readouts, _, engines, passes, scores_of_texts, totals = zip(*loo)
+    masks = None
+    if precision != 'float32':
+        masks = [
+            content_units(tokenizer, enc, unit, EncodedText(model, enc).n_positions, c)
+            for enc, unit, c in zip(texts, units, content)
+        ]
+    options = dict(token_budget=token_budget, progress=progress)
+    options |= dict(joint=joint, precision=precision, content=masks)
+    loos = many_loo(model, texts, target, removal, fill, numbers, **options)
     infos = []
-    for row, engine, n, total in zip(scores_of_texts, engines, passes, totals):
-        cost = dict.fromkeys(('forward_equivalents', 'exact_passes'), round(n, 2))
-        exact = dict(exact=list(range(len(row))), engine=engine, total_effect=total)
-        infos.append(removal.info() | cost | exact)
+    for loo in loos:
+        cost = dict.fromkeys(
+            ('forward_equivalents', 'exact_passes'), round(loo.passes, 2)
+        )
+        exact = dict(exact=list(range(len(loo.scores))), engine=loo.engine)
+        exact['total_effect'] = loo.total_effect
+        infos += [removal.info() | cost | exact | info for info in loo.info]
     if isinstance(target, GeneratedReadout):
-        return Scores(scores_of_texts[0].T, values[0][0], target, infos[0])
-    scores = torch.nn.utils.rnn.pad_sequence(scores_of_texts, batch_first=True)
-    readout = Readout.joined(readouts)
-    return Scores(scores, torch.cat(values), readout, infos, batch=[])
+        infos = infos if len(infos) > 1 else infos[0]
+        return Scores(loos[0].scores.T, loos[0].value[0], target, infos)
+    rows = [loo.scores for loo in loos]
+    scores = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    readout = Readout.joined([loo.readout for loo in loos])
+    values = torch.cat([loo.value for loo in loos])
+    return Scores(scores, values, readout, infos, batch=[])

@@ -71,6 +71,7 @@ def check_options(
         max_length=answer,
         max_tokens=answer,
         position='; take target=Target(index, position=...)',
+        precision="; auto and loo have one: take method='loo', or leave precision= out",
         text_pair="; a pair of texts is a tuple: ('premise', 'hypothesis')",
     ).get(name, '')
     if not suggestion and (nearest := get_close_matches(name, owners, 1)):

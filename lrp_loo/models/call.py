@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CACHES', 'WatchedEmbeddings', 'watch_embeddings', 'check_model', 'check_finite', 'gradients_enabled', 'forward',
-           'plain_forward', 'modules_with_hooks', 'is_intercepted', 'content_ids', 'probe_inputs', 'batch_noise',
-           'counted_rows']
+           'plain_forward', 'computed_in', 'modules_with_hooks', 'is_intercepted', 'content_ids', 'probe_inputs',
+           'batch_noise', 'counted_rows']
 
 # %% ../../nbs/lib/models_call.ipynb #00000002
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.hooks import Hook, forward_hooks, hooks_suspended, restores_state
 from .attention import POSITIONS
@@ -296,6 +296,37 @@ def plain_forward(
     "Return the output of the model's own forward, without any hook of this package."
     with hooks_suspended():
         return forward(model, inputs)
+
+
+@contextlib.contextmanager
+def computed_in(
+    model: torch.nn.Module,
+    dtype: torch.dtype | None,  # None: nothing changes
+) -> Iterator[None]:
+    """Open a context in which torch.autocast computes a model's products in a lower
+    precision. The head of a language model computes in float32, and the output has it.
+    """
+    if dtype is None:
+        yield
+        return
+    device = device_of(model).type
+
+    def as_float32(model, args, kwargs, out):
+        is_float = torch.is_floating_point
+        return tree_map(
+            lambda x: x.float() if torch.is_tensor(x) and is_float(x) else x, out
+        )
+
+    def in_float32(head, args, kwargs, out):
+        with torch.autocast(device, enabled=False):
+            return head.forward(args[0].float())
+
+    head = getattr(model, 'get_output_embeddings', lambda: None)()
+    is_plain = type(head) is torch.nn.Linear and head not in modules_with_hooks(model)
+    hooks = [(head, None, in_float32)] if is_plain else []
+    with forward_hooks([*hooks, (model, None, as_float32)]):
+        with torch.autocast(device, dtype):
+            yield
 
 
 @cached_in_call

@@ -60,6 +60,7 @@ _INFO_TYPES = dict.fromkeys(('low', 'high', 'spans'), list) | dict.fromkeys(
 )
 _INFO_TYPES |= dict(options=dict, exact=list[int], seconds=float, predicted=str)
 _INFO_TYPES |= dict(expected_error=float, total_effect=float, sets=dict)
+_INFO_TYPES['precision'] = str
 
 
 @dataclass(eq=False)
@@ -275,6 +276,9 @@ class Attribution(Record, Sequence[ScoredToken]):
             return ''
         if self.exact:
             return f'LOO, exact, {self.passes:.0f} passes'
+        if (precision := self.info.get('precision', 'float32')) != 'float32':
+            error = f'error about {100 * self.expected_error:.2g} %'
+            return f'LOO in {precision}, {error}, {self.passes:.0f} passes'
         if self.content_is_exact:
             return f'LOO, exact for content tokens, {self.passes:.0f} passes'
         estimated = f'LOO estimated in {self.passes:.0f}'
