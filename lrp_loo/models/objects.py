@@ -193,9 +193,10 @@ def generation_settings(
         return {}
     if hasattr(source, '_generate_kwargs'):
         return source._generate_kwargs
-    # transformers 5.9 merges them into a config
+    # transformers 5.9 merges them into a config, with all defaults
     configs = source._default_generation_config, source.model.generation_config
     others = [config.to_dict() for config in configs]
+    others.append(source.generation_config._get_default_generation_params())
     own = source.generation_config.to_dict().items()
     return {k: v for k, v in own if all(v != other.get(k) for other in others)}
 
