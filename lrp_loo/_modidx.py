@@ -304,6 +304,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'lrp_loo.estimate.sets.content_mask': ( 'lib/estimate_sets.html#content_mask',
                                                                                'lrp_loo/estimate/sets.py'),
                                        'lrp_loo.estimate.sets.find_sets': ('lib/estimate_sets.html#find_sets', 'lrp_loo/estimate/sets.py'),
+                                       'lrp_loo.estimate.sets.likely_pairs': ( 'lib/estimate_sets.html#likely_pairs',
+                                                                               'lrp_loo/estimate/sets.py'),
                                        'lrp_loo.estimate.sets.sets_of_units': ( 'lib/estimate_sets.html#sets_of_units',
                                                                                 'lrp_loo/estimate/sets.py'),
                                        'lrp_loo.estimate.sets.similar_texts': ( 'lib/estimate_sets.html#similar_texts',

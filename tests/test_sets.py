@@ -19,6 +19,7 @@ from lrp_loo.records import Attribution
 
 BAD = 'The acting is bad and the plot is bad .'
 POPCORN = 'My sister liked the popcorn .'
+PROGRESS = dict(progress=False)
 IN_PROMPT = dict(question='The music is', template='{context} {question} ')
 
 
@@ -393,6 +394,26 @@ def test_sets_are_stored(reviews, tmp_path):
     assert (b.sufficient, b.necessary) == (a.sufficient, a.necessary)
     assert b.total_effect == a.total_effect and b.info['sets'] == a.info['sets']
     assert repr(b) == repr(a) and f'{a.total_effect:+.3g}' in repr(a)
+
+
+def test_sets_of_a_function():
+    def answer(texts):
+        return [('good' in t or 'fine' in t) + 0.01 * len(t.split()) for t in texts]
+
+    asked, how = [], dict(units='word', replacement='_', progress=False)
+    function = lambda texts: asked.extend(texts) or answer(texts)  # noqa: E731
+    (a,) = explain(function, None, 'a good fine film today', sets=0.9, **how)
+    assert a.sufficient in [(1,), (2,)] and a.necessary == (1, 2)
+    assert a.total_effect == pytest.approx(1) and a.is_redundant
+    assert a.info['sets']['search'] == 'all 32 subsets'
+    assert len(set(asked)) == a.passes + a.info['sets']['passes'] == 32
+    passages = ['good one', 'a bad one', 'a fine one']
+    b = attribute_context(
+        function, None, passages, question='So?', sets=0.8, **PROGRESS
+    )
+    assert b.necessary == (0, 2) and len(b.sufficient) == 1
+    with pytest.raises(ValueError, match='nothing is left'):
+        explain(function, None, 'a good fine film', units='word', sets=0.9, **PROGRESS)
 
 
 # ---- the model's own answer

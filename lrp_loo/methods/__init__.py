@@ -559,13 +559,13 @@ def explain(
         raise TypeError(f"texts are missing: explain(model, tokenizer, texts){got}")
     whole_number('batch_size', batch_size)
     fraction('confidence', confidence)
+    check_sets(sets, method, units)
     if is_function(model, tokenizer):
         of_models = dict(truncation=truncation, max_length=max_length, device=device)
         of_models |= dict(calibration=calibration, template=template, among=among)
-        of_models['sets'] = sets
         check_function_call(method, options, **of_models)
         call = method, target, units, batch_size
-        return explain_function(model, texts, *call, **options)
+        return explain_function(model, texts, *call, sets=sets, **options)
     if calibration is not None:
         if not hasattr(calibration, 'add_intervals'):
             raise TypeError(
@@ -574,7 +574,7 @@ def explain(
             )
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
-    check_sets(sets, method, units)
+            check_sets(sets, method, units)
     arguments = (target, units, truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(
         model, tokenizer, texts, *arguments, supports_parts=True

@@ -21,6 +21,8 @@ import torch
 from ..core.arguments import OneMethod, one_of, whole_number
 from ..core.files import digest
 from ..core.tools import progress_bar
+from ..estimate.sets import SET_PASSES, Subsets, find_sets, likely_pairs
+from ..estimate.sets import similar_texts
 from ..inputs.targets import TargetOf
 from ..inputs.units import UnitsOf, spans_by_unit, text_spans
 from .table import as_method, method_name
@@ -312,8 +314,9 @@ def explain_text(
     method: OneMethod = 'auto',  # 'auto' or 'loo'
     target: Any = None,  # an index, or a pair; None: the largest of several numbers
     passes: float | None = None,  # see `removed_groups`
+    sets: float | None = None,  # see `explain`
 ) -> Attribution:
-    "Return LOO of a text's units."
+    "Return LOO of a text's units, and sets of them."
     start, (row,) = time.perf_counter(), answers.of_texts([text.text])
     index, value = read_number(row, target)
     asked = {text.text}
@@ -323,6 +326,12 @@ def explain_text(
         asked.update(texts)
         rows = answers.of_texts(texts)
         return np.array([value - read_number(row, index)[1] for row in rows])
+
+    def read(kept):
+        n_before = len(asked)
+        removed = [(~row).nonzero()[:, 0].tolist() for row in kept]
+        numbers = torch.from_numpy(value - effects(removed))
+        return numbers, len(asked) - n_before
 
     groups = removed_groups(effects, text, None if method == 'loo' else passes)
     scores = torch.zeros(len(text), dtype=torch.double)
@@ -342,6 +351,12 @@ def explain_text(
     options = {k: v for k, v in options.items() if v is not None}
     info |= dict(together=together) if together else {}
     info |= dict(options=options) if options else {}
+    if sets is not None:
+        subsets = Subsets(read, len(text), sets, passes or SET_PASSES)
+        info['sets'] = find_sets(
+            subsets, lambda: likely_pairs(similar_texts(text.names))
+        )
+        info['total_effect'] = subsets.total
     is_special = torch.zeros(len(text), dtype=torch.bool)
     index = info['function'] if len(row) == 1 else index
     record = text.names, scores, is_special, index, float(value), method
@@ -359,6 +374,7 @@ def explain_function(
     replacement: str | None = None,  # of a removed unit; None: it is deleted
     results: Any = None,  # `Results` that keep what the function answered
     progress: bool = True,  # show a bar
+    sets: float | None = None,  # see `explain`
 ) -> Attributions:  # one Attribution per text, in order
     "Explain what a function answers to each text."
     if isinstance(texts, str):
@@ -381,6 +397,6 @@ def explain_function(
     variants = [text.without([k]) for text in exact for k in range(len(text))]
     answers.of_texts(texts + variants)
     return Attributions(
-        explain_text(answers, text, method, one, passes)
+        explain_text(answers, text, method, one, passes, sets)
         for text, one in zip(plain, target)
     )

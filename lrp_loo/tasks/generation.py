@@ -336,7 +336,7 @@ def _function_context(function, texts, question, template, units, method, option
     of_answers = {k: options[k] for k in ('results', 'progress') if k in options}
     text = plain_text(prompt.text, spans, options.get('replacement'))
     text = replace(text, names=labels or text.names)
-    how = method, options['target'], options.get('passes')
+    how = method, options['target'], options.get('passes'), options['sets']
     a = explain_text(Answers(function, **of_answers), text, *how)
     a.info |= dict(template=prompt.template, chat=False)
     return a
@@ -470,15 +470,15 @@ def attribute_context(
     texts = [passages] if isinstance(passages, str) else passages
     _check_context(texts, question)
     units = units or ('sentence' if isinstance(passages, str) else 'passage')
+    check_sets(sets, method)
     if is_function(model, tokenizer):
         of_models = dict(messages=messages, device=device, answer_units=answer_units)
-        of_models['sets'] = sets
         of_models |= dict(tools=tools, template_options=template_options)
         check_function_call(method, options, answer=answer or None, **of_models)
-        call = texts, question, template, units, method, options | dict(target=target)
+        options |= dict(target=target, sets=sets)
+        call = texts, question, template, units, method, options
         return _function_context(model, *call)
     answers = _answers(answer, target, answer_units)
-    check_sets(sets, method)
     if template is not None and messages is not None:
         raise ValueError("template= and messages= are both the prompt; give one")
     template = template if messages is None else messages
