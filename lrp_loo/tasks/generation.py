@@ -474,6 +474,7 @@ def attribute_context(
     if is_function(model, tokenizer):
         of_models = dict(messages=messages, device=device, answer_units=answer_units)
         of_models |= dict(tools=tools, template_options=template_options)
+        of_models['max_new_tokens'] = max_new_tokens
         check_function_call(method, options, answer=answer or None, **of_models)
         options |= dict(target=target, sets=sets)
         call = texts, question, template, units, method, options
