@@ -80,9 +80,10 @@ NAMES_CLASSES = 'SequenceClassif TokenClassif ImageClassif CausalLM MaskedLM'.sp
 
 
 def as_target(
-    target: OneTarget,  # None, an int, a pair of ints, a `Target`, or a function
+    target: Any,  # None, an int, a pair of ints, a `Target`, a function, a `Readout`
 ) -> 'Target | Callable[..., Any]':
     "Return a `Target`, or the function; raise ValueError for anything else."
+    target = target.target if isinstance(target, Readout) else target
     if isinstance(target, Target) or callable(target):
         return target
     is_pair = isinstance(target, tuple) and len(target) == 2
@@ -111,12 +112,8 @@ def describe_target(
     if callable(target):
         has_code = hasattr(target, '__code__')
         return {'function': function_name(target) if has_code else repr(target)}
-    default = vars(Target())
-    fields = {
-        name: value
-        for name, value in vars(target).items()
-        if value is not default[name] and name != 'mask_id'  # the tokenizer's
-    }
+    default = vars(Target()) | dict(mask_id=target.mask_id)  # that is the tokenizer's
+    fields = {k: v for k, v in vars(target).items() if v is not default[k]}
     return json.loads(json.dumps(fields, default=int))  # numpy's integers
 
 # %% ../../nbs/lib/inputs_targets.ipynb #0000000c

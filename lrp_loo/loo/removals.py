@@ -8,6 +8,7 @@ __all__ = ['Fill', 'AsInputs', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedT
            'MeanEmbedding', 'as_removal', 'fill_id', 'check_hidden']
 
 # %% ../../nbs/lib/loo_removals.ipynb #51a74a18
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..core.arguments import Tokenizer, whole_number
 from ..core.hooks import forward_hooks, hooks_suspended
 from ..core.tensors import per_token, repeated
 from ..inputs.scores import ROUNDING, as_readout, differs, reads_logits
-from ..inputs.targets import OneTarget
+from ..inputs.targets import OneTarget, as_target
 from ..models.attention import NO_POSITIONS, POSITIONS, AttentionCall
 from ..models.attention import AttentionMode, float_mask, operation_name
 from ..models.call import batch_noise, content_ids, forward, watch_embeddings
@@ -126,10 +127,6 @@ class EncodedText:
             forward(self.model, self.enc)
         return seen[0].detach()
 
-    def rows(self, n: int) -> dict[str, torch.Tensor]:
-        "Return the inputs repeated n times along the batch."
-        return repeated(self.enc, n)
-
 
 @dataclass(eq=False)
 class ModelInputs:
@@ -141,14 +138,13 @@ class ModelInputs:
 
     def output(self, model: torch.nn.Module, **options: Any) -> Any:
         "Return the model's output; options: more arguments of forward."
-        inputs = self.inputs | options
+        context = contextlib.nullcontext()
         if self.embeddings is not None:
-            with watch_embeddings(model, self.embeddings):
-                return forward(model, inputs)
-        if self.weights is not None:
-            with key_weights(self.weights):
-                return forward(model, inputs)
-        return forward(model, inputs)
+            context = watch_embeddings(model, self.embeddings)
+        elif self.weights is not None:
+            context = key_weights(self.weights)
+        with context:
+            return forward(model, self.inputs | options)
 
 
 # what replaces removed tokens: an id, the pool's ids (n,), or None (`fill_id`)
@@ -263,9 +259,8 @@ class AttentionMask(Removal):
     by_mask = True
 
     def check(self, text: EncodedText, fill: Fill) -> None:
-        takes_weights = hasattr(text.model, 'uses_key_weights')
-        takes_mask = takes_weights or accepts_attention_mask(text.model)
-        if text.has_tokens and not takes_mask:
+        is_weighed = not text.has_tokens or hasattr(text.model, 'uses_key_weights')
+        if not is_weighed and not accepts_attention_mask(text.model):
             raise ValueError(
                 f"{type(text.model).__name__} takes no attention_mask, so no"
                 f" token can be removed by it; take {_ADVICE}"
@@ -319,7 +314,7 @@ def with_tokens(
 ) -> ModelInputs:
     "Return inputs with other tokens in place of removed ones."
     input_ids = torch.where(keep, text.enc['input_ids'], ids)
-    return ModelInputs(text.rows(len(keep)) | dict(input_ids=input_ids))
+    return ModelInputs(repeated(text.enc, len(keep)) | dict(input_ids=input_ids))
 
 
 class MaskToken(Removal):
@@ -411,7 +406,7 @@ class ZeroEmbedding(Removal):
             n = len(keep)
             keep = keep[..., None] if x.ndim == 3 else keep.view(n, 1, *x.shape[2:])
             embeddings = torch.where(keep, x, self.embedding(text.model).to(x))
-            return ModelInputs(text.rows(n), embeddings=embeddings)
+            return ModelInputs(repeated(text.enc, n), embeddings=embeddings)
 
         return [filled]
 
@@ -516,8 +511,8 @@ class _HiddenTokens:
         change = masked - self.value(self.replaced(row), row, rows)
         if float(change.abs().max()) <= rounding:
             return False
-        function = getattr(self.target, 'target', self.target)
-        if callable(function) and not getattr(function, 'from_end', False):
+        target = as_target(self.target)
+        if callable(target) and not getattr(target, 'from_end', False):
             change = masked - self.value(self.ids, torch.ones_like(row))
             return float(change.abs().max()) <= rounding
         return len(rows) != 2 or differs(*rows)
@@ -556,7 +551,7 @@ def check_hidden(
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
     # the own rows of these tokens may be read
-    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
+    n_last = getattr(as_target(target), 'n_rows', None) or 1
     read = [0, *range(max(0, n - n_last), n)]
     if (position := getattr(target, 'position', None)) is not None:
         read.append(target.place(0) if torch.is_tensor(position) else position)

@@ -56,10 +56,6 @@ _IN_PLACE = frozenset(
 )
 
 
-def _is_in_place(name):
-    return name[-1] == '_' and (name[-2:] != '__' or name in _IN_PLACE)
-
-
 def _is_norm(module):
     "Return True for a normalization layer without submodules."
     is_norm = type(module).__name__.endswith('Norm')
@@ -337,7 +333,8 @@ class lrp_rules(TorchFunctionMode):
         self.seen.count(operation, rule)
         mark_dependent(outputs)
         # an operation in place may end what the tensor was
-        if name in ACTIVATIONS or _is_in_place(name):
+        is_in_place = name in _IN_PLACE or name[-1] == '_' != name[-2]
+        if is_in_place or name in ACTIVATIONS:
             mark_outputs(outputs, is_gate=name.rstrip('_') in ACTIVATIONS)
         if rule == 'none':
             watch_backward(operation, outputs)

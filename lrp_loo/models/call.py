@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.hooks import Hook, forward_hooks, hooks_suspended, restores_state
 from .attention import POSITIONS
-from .encoding import MAIN_INPUTS, MEDIA_INPUTS, check_image
+from .encoding import MAIN_INPUTS, MEDIA_INPUTS
 from .multipart import MultiPartModel
 from .structure import all_modules, device_of, embedding_modules
 from .structure import input_embeddings, layers_of, pretrained_parts
@@ -272,7 +272,6 @@ def gradients_enabled(
 @restores_state
 def forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Call the model on encoded inputs, without a decoder's cache; return its output."
-    check_image(inputs)
     names = forward_arguments(model).keys()
     # a model with a cache, or a wrapper that passes it on
     takes_option = 'use_cache' in input_names(model).named

