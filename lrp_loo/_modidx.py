@@ -114,7 +114,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'lrp_loo/core/stats.py'),
                                     'lrp_loo.core.stats.pearson': ('lib/core_stats.html#pearson', 'lrp_loo/core/stats.py'),
                                     'lrp_loo.core.stats.per_text': ('lib/core_stats.html#per_text', 'lrp_loo/core/stats.py'),
-                                    'lrp_loo.core.stats.spearman': ('lib/core_stats.html#spearman', 'lrp_loo/core/stats.py'),
                                     'lrp_loo.core.stats.unit_map': ('lib/core_stats.html#unit_map', 'lrp_loo/core/stats.py')},
             'lrp_loo.core.tensors': { 'lrp_loo.core.tensors.check_encodings': ( 'lib/core_tensors.html#check_encodings',
                                                                                 'lrp_loo/core/tensors.py'),

@@ -270,6 +270,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'lrp_lab.protocol.protocol_values': ('protocol.html#protocol_values', 'lrp_lab/protocol.py'),
                                   'lrp_lab.protocol.recorded_choices': ('protocol.html#recorded_choices', 'lrp_lab/protocol.py'),
                                   'lrp_lab.protocol.removal_agreement': ('protocol.html#removal_agreement', 'lrp_lab/protocol.py'),
+                                  'lrp_lab.protocol.spearman': ('protocol.html#spearman', 'lrp_lab/protocol.py'),
                                   'lrp_lab.protocol.surviving': ('protocol.html#surviving', 'lrp_lab/protocol.py'),
                                   'lrp_lab.protocol.write_protocol': ('protocol.html#write_protocol', 'lrp_lab/protocol.py')},
             'lrp_lab.remedy': { 'lrp_lab.remedy._gains': ('remedy.html#_gains', 'lrp_lab/remedy.py'),

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'CORRELATIONS', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', 'NUMBERS', 'RECORDED',
            'CONCLUSIONS', 'HOLDS', 'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP',
-           'STUDIES', 'REPEATEDLY_ASKED', 'kendall', 'PadToken', 'MeanOfData', 'protocol_removals', 'protocol_methods',
-           'number_target', 'protocol_row', 'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values',
-           'protocol_difference', 'protocol_table', 'conclusions_table', 'surviving', 'removal_agreement',
-           'claims_by_removal', 'claims_by_training', 'write_protocol']
+           'STUDIES', 'REPEATEDLY_ASKED', 'spearman', 'kendall', 'PadToken', 'MeanOfData', 'protocol_removals',
+           'protocol_methods', 'number_target', 'protocol_row', 'protocol_experiment', 'recorded_choices', 'Conclusion',
+           'protocol_values', 'protocol_difference', 'protocol_table', 'conclusions_table', 'surviving',
+           'removal_agreement', 'claims_by_removal', 'claims_by_training', 'write_protocol']
 
 # %% ../nbs/25_protocol.ipynb #401b7174
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, spearmanr
 
 from .grid import GRID_PARTS, cp_gains_table, grid_means, in_plain
 from lrp_loo.core.files import write_text_atomic
@@ -36,7 +36,7 @@ from lrp_loo.models.structure import describe_model, n_layers
 from lrp_loo.paper.common import add_rows, read_parts, text_examples
 from lrp_loo.paper.tables import bypass_name, is_above_zero
 from lrp_loo.core.stats import FEWEST_TOKENS, agreement, mean_se, normalize
-from lrp_loo.core.stats import paired_difference, pearson, spearman
+from lrp_loo.core.stats import paired_difference, pearson
 
 # %% ../nbs/25_protocol.ipynb #f479b95b
 DEFAULT = dict(
@@ -74,6 +74,11 @@ PROTOCOL = {  # choice → what it changes
     'other chunk size': dict(chunk='other'),
     'area over the curve': dict(area='aopc'),
 }
+
+
+def spearman(a: torch.Tensor, b: torch.Tensor) -> float:
+    "Spearman's ρ of two maps; NaN if one is constant."
+    return spearmanr(a.detach().cpu(), b.detach().cpu())[0]
 
 
 def kendall(a: torch.Tensor, b: torch.Tensor) -> float:
