@@ -110,10 +110,10 @@ def as_readout(
 
 # %% ../../nbs/lib/inputs_scores.ipynb #00000014
 def reads_logits(
-    target: OneTarget,  # see `as_target`
+    target: OneTarget,  # see `as_target`, or a `Readout`
 ) -> bool:
     "Return True if the target is an entry of the logits, not a function."
-    target = as_target(target)
+    target = as_target(target.target if isinstance(target, Readout) else target)
     return not callable(target) and target.output in (None, 'logits')
 
 
@@ -181,7 +181,7 @@ def _keeps_last_rows(model):
 
 def last_rows_only(
     model: torch.nn.Module,
-    target: OneTarget = None,  # see `as_target`
+    target: Any = None,  # see `as_target`, or a `Readout`
 ) -> dict[str, torch.Tensor]:
     """Return the forward arguments that limit a causal language model's logits to the
     rows that are read; {} if it does not support that.
@@ -192,7 +192,8 @@ def last_rows_only(
     is_watched = is_intercepted(model, (model, *model.children()))
     if is_watched or batch_noise(model) or not _keeps_last_rows(model):
         return {}
-    n = 1 if reads_logits(target) else getattr(as_target(target), 'n_rows', None)
+    target = as_target(target.target if isinstance(target, Readout) else target)
+    n = 1 if reads_logits(target) else getattr(target, 'n_rows', None)
     # an index, not a number: rows are then copied, and the head is one product
     return {} if n is None else dict(logits_to_keep=torch.arange(-n, 0))
 

@@ -80,10 +80,9 @@ NAMES_CLASSES = 'SequenceClassif TokenClassif ImageClassif CausalLM MaskedLM'.sp
 
 
 def as_target(
-    target: Any,  # None, an int, a pair of ints, a `Target`, a function, a `Readout`
+    target: OneTarget,  # None, an int, a pair of ints, a `Target`, or a function
 ) -> 'Target | Callable[..., Any]':
     "Return a `Target`, or the function; raise ValueError for anything else."
-    target = target.target if isinstance(target, Readout) else target
     if isinstance(target, Target) or callable(target):
         return target
     is_pair = isinstance(target, tuple) and len(target) == 2

@@ -326,7 +326,7 @@ class _Text(EncodedText):
         has_padding = padding is None or bool((self.enc['input_ids'] == padding).any())
         if is_classifier and has_padding:
             return None
-        return repr(as_target(self.target)), *sorted(self.enc)
+        return repr(getattr(self.target, 'target', self.target)), *sorted(self.enc)
 
 
 def _padded(masks):
@@ -421,7 +421,7 @@ def _are_right(results, options):
         return True
     longest = texts[-1]
     n, model = longest.keep.shape[1], longest.model
-    kind = as_target(longest.target)
+    kind = getattr(longest.target, 'target', longest.target)
     kind = type(kind) if callable(kind) else repr(kind)
     proofs, claim = proofs_of(model), ('stored states', kind, *sorted(longest.enc))
     if proofs.covers(claim, n):

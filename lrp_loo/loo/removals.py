@@ -23,7 +23,7 @@ from ..core.arguments import Tokenizer, whole_number
 from ..core.hooks import forward_hooks, hooks_suspended
 from ..core.tensors import per_token, repeated
 from ..inputs.scores import ROUNDING, as_readout, differs, reads_logits
-from ..inputs.targets import OneTarget, as_target
+from ..inputs.targets import OneTarget
 from ..models.attention import NO_POSITIONS, POSITIONS, AttentionCall
 from ..models.attention import AttentionMode, float_mask, operation_name
 from ..models.call import batch_noise, content_ids, forward, watch_embeddings
@@ -511,8 +511,8 @@ class _HiddenTokens:
         change = masked - self.value(self.replaced(row), row, rows)
         if float(change.abs().max()) <= rounding:
             return False
-        target = as_target(self.target)
-        if callable(target) and not getattr(target, 'from_end', False):
+        function = getattr(self.target, 'target', self.target)
+        if callable(function) and not getattr(function, 'from_end', False):
             change = masked - self.value(self.ids, torch.ones_like(row))
             return float(change.abs().max()) <= rounding
         return len(rows) != 2 or differs(*rows)
@@ -551,7 +551,7 @@ def check_hidden(
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
     # the own rows of these tokens may be read
-    n_last = getattr(as_target(target), 'n_rows', None) or 1
+    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
     read = [0, *range(max(0, n - n_last), n)]
     if (position := getattr(target, 'position', None)) is not None:
         read.append(target.place(0) if torch.is_tensor(position) else position)

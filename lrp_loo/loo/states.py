@@ -108,13 +108,14 @@ def states_differ(model: torch.nn.Module) -> None:
 def rows_read(
     model: torch.nn.Module,  # any model
     enc: dict[str, torch.Tensor],  # one encoded text or image
-    target: OneTarget,  # see `as_target`
+    target: OneTarget,  # see `as_target`, or a `Readout`
 ) -> list[int] | None:  # None: they are not known, or no states are stored
     "Return the rows of the text that the explained number is read from."
     has_tokens = 'input_ids' in enc and enc.keys() <= PER_TOKEN
     if not has_tokens or attended_tokens(enc) is not None or why_no_states(model):
         return None
-    target, is_logits = as_target(target), reads_logits(target)
+    target = as_target(target.target if isinstance(target, Readout) else target)
+    is_logits = reads_logits(target)
     if not is_causal(model):
         return [0] if is_logits else None
     n, n_read = enc['input_ids'].shape[1], 0
