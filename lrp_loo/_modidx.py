@@ -785,6 +785,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'lrp_loo/loo/removals.py'),
                                       'lrp_loo.loo.removals.EncodedText.n_positions': ( 'lib/loo_removals.html#encodedtext.n_positions',
                                                                                         'lrp_loo/loo/removals.py'),
+                                      'lrp_loo.loo.removals.EncodedText.rows': ( 'lib/loo_removals.html#encodedtext.rows',
+                                                                                 'lrp_loo/loo/removals.py'),
                                       'lrp_loo.loo.removals.MaskToken': ('lib/loo_removals.html#masktoken', 'lrp_loo/loo/removals.py'),
                                       'lrp_loo.loo.removals.MaskToken.fill': ( 'lib/loo_removals.html#masktoken.fill',
                                                                                'lrp_loo/loo/removals.py'),

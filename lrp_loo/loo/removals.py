@@ -127,6 +127,10 @@ class EncodedText:
             forward(self.model, self.enc)
         return seen[0].detach()
 
+    def rows(self, n: int) -> dict[str, torch.Tensor]:
+        "Return the inputs repeated n times along the batch."
+        return repeated(self.enc, n)
+
 
 @dataclass(eq=False)
 class ModelInputs:
@@ -314,7 +318,7 @@ def with_tokens(
 ) -> ModelInputs:
     "Return inputs with other tokens in place of removed ones."
     input_ids = torch.where(keep, text.enc['input_ids'], ids)
-    return ModelInputs(repeated(text.enc, len(keep)) | dict(input_ids=input_ids))
+    return ModelInputs(text.rows(len(keep)) | dict(input_ids=input_ids))
 
 
 class MaskToken(Removal):
@@ -406,7 +410,7 @@ class ZeroEmbedding(Removal):
             n = len(keep)
             keep = keep[..., None] if x.ndim == 3 else keep.view(n, 1, *x.shape[2:])
             embeddings = torch.where(keep, x, self.embedding(text.model).to(x))
-            return ModelInputs(repeated(text.enc, n), embeddings=embeddings)
+            return ModelInputs(text.rows(n), embeddings=embeddings)
 
         return [filled]
 
