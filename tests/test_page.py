@@ -8,7 +8,12 @@ import torch
 from conftest import needs_browser, shallow_demo
 
 from lrp_loo import explain
-from lrp_loo.records.display import display_text, exactness_notes, score_colour
+from lrp_loo.records.display import (
+    NO_REASON,
+    display_text,
+    exactness_notes,
+    score_colour,
+)
 from lrp_loo.reports.page import explain_page, page_data
 from lrp_loo.core.stats import pearson
 
@@ -112,19 +117,26 @@ def test_by_keyboard_alone(page, demo):
 
 
 def test_the_strongest_stand_in_numbers_and_one_in_a_sentence(page, demo):
-    a = explained(demo, 'auto')
-    top = a.top(8)
-    words = [display_text(a)[t.place][1] for t in top]
-    rows = page.js(
-        "[...document.querySelectorAll('#strongest tr')].map(r => r.innerText.split('\\t'))"
-    )
-    assert [row[0] for row in rows] == words
-    numbers = [float(row[-1].replace('−', '-')) for row in rows]
-    assert numbers == pytest.approx([t.score for t in top], rel=6e-3, abs=6e-4)
     unit = "document.querySelector('#unit').textContent"
-    assert page.js(unit).startswith(f'“{words[0]}”')
+
+    def check(a):
+        top, shown = a.top(8), display_text(a)
+        rows = page.js(
+            "[...document.querySelectorAll('#strongest tr')].map(r => r.innerText.split('\\t'))"
+        )
+        assert [row[0].partition(' (')[0] for row in rows] == [
+            shown[t.place][1] for t in top
+        ]
+        numbers = [float(row[-1].replace('−', '-')) for row in rows]
+        assert numbers == pytest.approx([t.score for t in top], rel=6e-3, abs=6e-4)
+        assert page.js(unit).startswith(f'“{shown[a.largest.place][1]}”')
+        return rows
+
+    assert check(explained(demo, 'auto')) == []  # all are below 5 % of the lead
     assert 'without it the logit' in page.js(unit)
+    assert page.js(unit).endswith(f'So {NO_REASON}.')
     page.click('[name=method][value=cp_lrp]')
+    assert len(check(explained(demo, 'cp_lrp'))) == 8
     assert page.js(unit).endswith('CP-LRP attributes this much of the logit to it.')
 
 

@@ -4,6 +4,7 @@
 
 import copy
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -100,11 +101,32 @@ def test_a_record_has_the_five(records, name, tmp_path):
     assert 1 <= len(shown) <= 12, repr(record)
     assert shown == lines or name.startswith('views: '), repr(record)
     is_drawn = name in ('views: one', 'views: texts', 'views: pairs')
-    for suffix in ('.json', '.html', *['.png'] * is_drawn):
+    pictures = ['.png', '.pdf', '.svg'] * is_drawn
+    printed = ['.tex'] * bool(record.tex_columns if isinstance(record, Record) else 0)
+    for suffix in ('.json', '.html', *pictures, *printed):
         record.save(tmp_path / f'it{suffix}')
         assert (tmp_path / f'it{suffix}').stat().st_size > 100
     with pytest.raises(ValueError, match='must end in'):
-        record.save(tmp_path / ('it.pdf' if is_drawn else 'it.png'))
+        record.save(tmp_path / ('it.gif' if is_drawn else 'it.png'))
+
+
+@pytest.mark.parametrize(
+    ('name', 'columns'),
+    {
+        'audit': 'method & loo_r & loo_r_se & lerf & morf & passes & n',
+        'summary': 'class & word & mean & low & high & texts',
+        'differing': 'class & word & first & second & difference & low & high',
+        'views: comparison': 'token & cp_lrp & attn_lrp',
+    }.items(),
+)
+def test_a_table_for_a_paper(records, name, columns, tmp_path):
+    record = records[name]
+    record.save(tmp_path / 'it.tex')
+    head, rule, *rows = (tmp_path / 'it.tex').read_text().splitlines()[2:]
+    assert head.replace('\\_', '_') == columns + r' \\'
+    assert rule == r'\midrule'
+    numbers = [x for row in rows for x in row.split() if re.fullmatch(r'-?\d+\.\d+', x)]
+    assert numbers and all(len(x.partition('.')[2]) == 3 for x in numbers)
 
 
 @every_record

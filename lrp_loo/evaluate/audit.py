@@ -202,6 +202,7 @@ class AuditTable(Table):
     "A row per method, with notes below on what the numbers leave out."
 
     below = Table.lines  # on refusals, incomplete sums and copies
+    tex_columns = ('loo_r', 'loo_r_se', 'lerf', 'morf', 'passes', 'n')
 
     @property
     def verdict(self) -> str:
@@ -342,7 +343,7 @@ def _audited(rows, methods, n_texts, model):
     lines = [*completeness_lines(rows, names), *_precision_lines(rows)]
     table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
-        table.attrs['verdict'] = verdict(rows, model)
+        table.attrs |= dict(model=model, verdict=verdict(rows, model))
     return table
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #069e8d2f

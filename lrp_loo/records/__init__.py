@@ -512,6 +512,8 @@ class Attributions(Record, list[Attribution]):
 class Comparison(Record, Sequence[Attribution]):
     "Explanations of one text by several methods (or for several targets)."
 
+    tex_columns = ('token', 'score of each map')
+
     maps: list[Attribution]  # with the same tokens
 
     def __post_init__(self):
@@ -549,6 +551,9 @@ class Comparison(Record, Sequence[Attribution]):
     def to_frame(self) -> pd.DataFrame:
         "Join the explanations' tables; the first columns are map, method, label."
         return _join_tables(self, 'map', lambda a: dict(method=a.method, label=a.label))
+
+    def _tex_table(self):
+        return pd.DataFrame(self.matrix).T.rename_axis('token')
 
     def to_dict(self) -> dict[str, Any]:
         "Return the dictionary of each explanation, in order."

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'FAINT', 'LEAST_EFFECT', 'LEAST_REASON', 'NO_REASON', 'LOO_METHODS', 'SPACE_MARKS',
            'OUTSIDE', 'RESET', 'LETTERS', 'BLOCK', 'LISTED', 'LISTED_OUTSIDE', 'score_colour', 'outside_scale',
-           'scale_top', 'outside_scale_label', 'display_tokens', 'display_text', 'format_probability', 'headline',
-           'exactness_notes', 'image_flags', 'sentence_template', 'no_effect_note', 'joint_notes', 'describe_strongest',
-           'terminal_text', 'terminal_legend']
+           'scale_top', 'outside_scale_label', 'display_tokens', 'display_text', 'distinct_names', 'format_probability',
+           'headline', 'exactness_notes', 'image_flags', 'sentence_template', 'no_effect_note', 'joint_notes',
+           'describe_strongest', 'terminal_text', 'terminal_legend']
 
 # %% ../../nbs/lib/records_display.ipynb #00000002
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,6 +104,15 @@ def display_text(
             gap, written = _display_span(parts, span, previous)
             shown[i] = (gap and i > 0, written)
     return shown
+
+
+def distinct_names(a: Any) -> list[str]:
+    "Return each token's text, with a number if the same text stands there before."
+    names, counts = [], Counter()
+    for _, text in display_text(a):
+        counts[text] += 1
+        names.append(text if counts[text] == 1 else f'{text} ({counts[text]})')
+    return names
 
 
 def _display_span(parts, span, previous):

@@ -14,7 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .display import DOWN, FAINT, STRENGTH, UP, describe_strongest
-from .display import display_text, display_tokens, exactness_notes
+from .display import display_text, display_tokens, distinct_names
+from .display import exactness_notes
 from .display import headline, image_flags, joint_notes
 from .display import no_effect_note, outside_scale
 from .display import outside_scale_label, scale_top, score_colour
@@ -95,7 +96,7 @@ def token_views(
         # white is the background if a viewer does not support `color-mix`
         style = (
             f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
-            f'rgb{colour} {share * STRENGTH:.4g}%,var(--lrp-paper,#fff));'
+            f'var(--lrp-fill-{line},rgb{colour}) {share * STRENGTH:.4g}%,var(--lrp-paper,#fff));'
             f'border-color:color-mix(in srgb,var(--lrp-{line}) {share:.4g}%,transparent)'
             ';color:var(--lrp-ink,#111)'
         )
@@ -117,11 +118,11 @@ def axis_position(
 
 def attribution_html(a: Any) -> str:
     "Return HTML: the method, target, coloured text and strongest scores."
-    shown, notes, ends = display_text(a), exactness_notes(a), a.intervals
+    names, notes, ends = distinct_names(a), exactness_notes(a), a.intervals
     rows = []
     for i, token, score, *_ in a.top(N_LISTED):
         low, high = (None if math.isnan(x) else x for x in ends[i])
-        text = token if 'grid' in a.info else shown[i][1]
+        text = token if 'grid' in a.info else names[i]
         rows.append(dict(text=text, score=score, low=low, high=high, note=notes[i]))
     numbers = [row[name] for row in rows for name in ('score', 'low', 'high')]
     position = axis_position(x for x in numbers if x is not None)
@@ -191,7 +192,7 @@ def generation_html(g: Any) -> str:
 
 def pairs_html(p: Any) -> str:
     "Return HTML: each token's effect in colour, and the strongest pairs as bars."
-    words = [text for _, text in display_tokens(p.tokens)]
+    words = distinct_names(p.main)
     strongest = [(words[i], words[j], x) for i, j, x in p.strongest(MAX_PAIRS)]
     position = axis_position(score for *_, score in strongest)
     return render('pairs', p, strongest, position)

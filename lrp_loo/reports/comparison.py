@@ -22,6 +22,8 @@ from ..core.stats import agreement, paired_difference
 class SummaryComparison(Record):
     "Agreement and differences of two summaries of the same texts."
 
+    tex_columns = ('class', 'word', 'first', 'second', 'difference', 'low', 'high')
+
     names: tuple[str, str]  # names of the two summaries
     # a row per text, the smallest r first, those without r last: text (its
     # index), class, other_class, r
@@ -64,7 +66,7 @@ class SummaryComparison(Record):
     def _repr_html_(self) -> str:
         words = self.words.rename(columns=dict(zip(('first', 'second'), self.names)))
         scale = 'mean effects, in units of the root mean square score of each summary'
-        return record_html([self.headline, scale], words)
+        return record_html([self.headline, scale], words, 'difference')
 
 # %% ../../nbs/lib/reports_comparison.ipynb #0000000a
 def _join_occurrences(first, second):

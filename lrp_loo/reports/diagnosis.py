@@ -199,6 +199,8 @@ def _shortcut_table(rows, min_count, expected):
 class Diagnosis(Record):
     "What a classifier's answers depend on, its errors, and what no single word carries."
 
+    tex_columns = ('class', 'word', 'texts', 'carries', 'turned', 'mean', 'low', 'high')
+
     model: str  # its name
     classes: list[str]
     # a row per text: row, text, label, predicted, lead, carried_by ('': no single

@@ -17,8 +17,9 @@ from ..inputs.call import CallInputs
 from ..inputs.targets import OneTarget, fix_index
 from ..methods import explain, explain_methods
 from ..methods.table import METHODS
-from ..models.structure import n_layers
-from ..records.display import SPACE_MARKS, STRENGTH, display_text
+from ..models.structure import n_layers, name_of_model
+from ..records.display import NO_REASON, SPACE_MARKS, STRENGTH
+from ..records.display import display_text, distinct_names
 from ..records.display import exactness_notes, format_probability, headline
 from ..records.display import joint_notes, no_effect_note, sentence_template
 from ..records.html import templates
@@ -81,23 +82,29 @@ def page_data(
     arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
     by_set = explain_methods(*arguments).items()
     tokens = []
-    for t, (gap, shown) in zip(a, display_text(a)):
+    for t, (gap, shown), unique in zip(a, display_text(a), distinct_names(a)):
         kind = '' if t.is_content else 'special' if t.is_special else 'template'
-        tokens.append(dict(token=printable(t.token), gap=gap, shown=shown, kind=kind))
+        names = dict(token=printable(t.token), shown=shown, name=unique)
+        tokens.append(dict(gap=gap, kind=kind, **names))
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
     logit = a.number_called
     unit = {
         m.method: sentence_template(m.method, logit, m.exact, labels.get(m.method, ''))
         for m in maps
     }
+    model_name = name_of_model(call.model)
     return dict(
         answer=f'{subject}: {name}, {value}',
         number=f"The {a.number_called} is the model's score for “{name}”, here"
         f' {a.logit:.3g}; a higher score makes this answer more likely.',
         what=headline(a),
-        about=f'{type(call.model).__name__}, {L} layers · {len(a)} tokens · by lrp_loo',
+        about=f'{model_name}: {type(call.model).__name__}, {L} layers · {len(a)} tokens'
+        ' · by lrp_loo',
         methods={m.method: _rounded_scores(m) for m in maps},
         labels=labels,
+        model=model_name,
+        least={m.method: m.least_reason for m in maps},
+        no_reason=NO_REASON,
         does={m: METHODS[m].does for m in labels},
         unit=unit | dict(lrp=sentence_template('lrp', logit, called='LRP')),
         none={m.method: no_effect_note(m) for m in maps if not m.has_effect},

@@ -250,6 +250,8 @@ def _draw_bars(ax, words, limits):
 class Summary(Record):
     "Mean effects of the words of many texts, and every occurrence of each word."
 
+    tex_columns = ('class', 'word', 'mean', 'low', 'high', 'texts')
+
     # a row per occurrence: text (its index), class, word (without case), start, end,
     # score; copy: the text is a copy of another
     occurrences: pd.DataFrame
@@ -261,6 +263,8 @@ class Summary(Record):
     model: str = ''  # its name, if stored in the maps
     copies: int = 0  # texts that are copies of another one
     weights: str = ''  # of the model's digest, if stored in the maps
+    # class → mean of `Attribution.least_reason`: words below it are no reasons
+    least: dict[str, float] = field(default_factory=dict)
     # per text, a hash of what its map says of text, target, method and model
     digests: list[str] = field(default_factory=list)
 
@@ -331,6 +335,8 @@ class Summary(Record):
         for name in classes or ():
             if name not in names:
                 raise ValueError(f"no class {name!r}; there are {', '.join(names)}")
+        least = table['class'].map(self.least).fillna(0.0)
+        table = table[table['mean'].abs() >= least]
         if factor:
             table = table[table['mean'] * factor > 0]
             table = table.sort_values('mean', ascending=factor < 0, kind='stable')
@@ -373,11 +379,13 @@ class Summary(Record):
         return plain(settings | dict(n_texts=len(self.texts), words=self.to_frame()))
 
     def _repr_html_(self) -> str:
-        table = pd.concat(list(self.top(N_VIEWED).values()))
-        table = table.drop(columns=['mean_abs', 'positive'])
+        tops = sorted(
+            self.top(N_VIEWED).values(), key=lambda words: -words['mean'].max()
+        )
+        table = pd.concat(tops).drop(columns=['mean_abs', 'positive'])
         note = f'the {N_VIEWED} {self.units}s that speak most for each class'
         note += '; a .csv has all, and their columns mean_abs and positive'
-        return record_html([self.headline, note], table)
+        return record_html([self.headline, note], table, 'mean')
 
     def __repr__(self) -> str:
         lines = [in_lines(f'Summary({self.headline}):')]
@@ -421,6 +429,8 @@ def summarize(
     model = {name: a.info.get(name, '') for name in ('model', 'weights')}
     fields = dict(method=a.called, number=a.number_called, units=units, **model)
     fields |= dict(min_count=min_count, copies=len(maps) - len(distinct))
+    least = pd.Series([a.least_reason for a in maps]).groupby(classes).mean()
+    fields['least'] = least.to_dict()
     return Summary(rows, texts, **fields, digests=[*map(_digest, maps)])
 
 

@@ -501,6 +501,8 @@ def attribute_context(
     if labels and method == 'auto':
         options = dict(passes=None) | options
     prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
+    of_call = dict(question=question, passages=texts if texts is passages else [])
+    prompt_info |= {name: value for name, value in of_call.items() if value}
     maps, numbers = [], []
     for text in answers:
         call = prompt, enc, text, answer_units, max_new_tokens
