@@ -16,15 +16,15 @@ os.environ.setdefault('TQDM_DISABLE', '1')
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from conftest import random_bert
 from forked import fork
 
 from lrp_loo import load_texts, sweep
 from lrp_loo.cli import main
-from lrp_loo.core.files import write_text_atomic
+from lrp_loo.core.files import append_line, write_text_atomic
 from lrp_loo.paper.experiments import text_experiment
+from lrp_loo.evaluate import results as results_module
 from lrp_loo.evaluate.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 
@@ -69,11 +69,33 @@ def in_child(job):
         os._exit(1)
 
 
-def child(job, n=None, where=None):
-    "Return True if `job()` ends in a child, which dies at its n-th file."
+def append_and_die(n, where):
+    "An `append_line` whose n-th call kills the process at that moment."
+    calls = itertools.count(1)
+
+    def append(path, line):
+        if next(calls) != n:
+            return append_line(path, line)
+        if where == 'half':
+            with open(path, 'a') as f:
+                f.write(line[: len(line) // 2])
+        if where in ('written', 'after'):
+            append_line(path, line)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return append
+
+
+def child(job, n=None, where=None, dies=None):
+    """Return True if `job()` ends in a child, which dies at its n-th whole file, or its
+    n-th row.
+    """
 
     def doomed():
-        os.replace = replace_and_die(n, where)
+        if dies == 'row':
+            results_module.append_line = append_and_die(n, where)
+        else:
+            os.replace = replace_and_die(n, where)
         job()
 
     pid = in_child(doomed if n else job)
@@ -94,21 +116,14 @@ def names_in(folder):
 def same_sweeps(a, b):
     "Assert that two sweeps are the same in every bit; return their number of rows."
     assert names_in(a) == names_in(b)
-    mine, theirs = (
-        pd.concat(
-            pq.read_table(f).to_pandas() for f in sorted(Path(x).glob('*.parquet'))
-        )
-        for x in (a, b)
-    )
+    mine, theirs = map(read_sweep, (a, b))
     assert not theirs.duplicated(['index', 'method']).any()
     drop = dict(columns='worker')
     pd.testing.assert_frame_equal(
         mine.drop(**drop), theirs.drop(**drop), rtol=0, atol=0
     )
-    records = [read_results(Path(x) / 'sweep.json') for x in (a, b)]
-    for r in records:
-        r['summary'].pop('computed')  # by the last call
-    assert records[0] == records[1]
+    summaries = [read_results(Path(x) / 'sweep.json')['summary'] for x in (a, b)]
+    assert summaries[0] == summaries[1]
     return len(theirs)
 
 
@@ -154,10 +169,13 @@ def killable(small, tmp_path):
 @needs_fork
 def test_an_experiment_killed_while_it_writes(killable):
     run, path, rows, _ = killable
-    rng = np.random.default_rng(0)
     n = 0
     for k in range(KILLS):
-        assert not child(run, int(rng.integers(1, 3)), WHERE[k % 4])
+        assert not child(run, 1, WHERE[k % 4], 'row')
+        now = kept_rows(path)
+        assert now == rows[: len(now)] and len(now) >= n
+        n = len(now)
+        assert not child(run, 1, WHERE[k % 4])
         now = kept_rows(path)
         assert now == rows[: len(now)] and len(now) >= n
         n = len(now)
@@ -192,9 +210,9 @@ def test_a_sweep_killed_while_it_writes(small, tmp_path):
     assert child(lambda: run(tmp_path / 'whole'))
     n = 0
     for k in range(KILLS):
-        assert not child(run, int(rng.integers(1, 4)), WHERE[k % 4])
-        now = len(read_sweep(out)) if list(out.glob('*.parquet')) else 0
-        assert n <= now < 32
+        assert not child(run, int(rng.integers(1, 4)), WHERE[k % 4], 'row')
+        now = len(read_sweep(out))
+        assert n < now < 32
         n = now
     assert n
     assert child(run)
@@ -283,7 +301,7 @@ def test_a_full_disk(disk):
     results = Results(path, dict(seed=0))
     results.add(dict(i=0, text='x' * 20_000))
     old = path.read_bytes()
-    (disk / 'other').write_bytes(b'o' * 24_000)
+    (disk / 'other').write_bytes(b'o' * 32_000)
     message = r'r\.json could not be written \(No space left on device\)'
     with pytest.raises(OSError, match=message):
         results.add(dict(i=1, text='y' * 20_000))
@@ -298,7 +316,7 @@ def test_a_full_disk(disk):
 
 def test_a_full_disk_in_a_sweep(disk, small):
     asked = (small, 60, disk / 'out', ['attn_lrp'], 4)
-    said = r'\.parquet could not be written \(.*No space left on device'
+    said = r'sweep\.json could not be written \(.*No space left on device'
     with pytest.raises(OSError, match=said):
         swept(*asked)
     assert 0 < len(read_sweep(disk / 'out')) < 60

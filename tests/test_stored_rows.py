@@ -13,7 +13,6 @@ from conftest import OPINIONS, random_bert
 from forked import fork
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ from lrp_loo import (
     sweep,
     top_tokens,
 )
-from lrp_loo.core.files import digest, locked, whole_file
+from lrp_loo.core.files import append_line, digest, locked, whole_file
 from lrp_loo.evaluate.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.evaluate.verdict import verdict
@@ -132,21 +131,18 @@ def test_rows_without_a_proof_are_shown_and_computed_again(small, written, tmp_p
 
 def test_a_changed_number_of_a_sweep_is_refused(small, tmp_path):
     sweep(*small, OPINIONS[:2], tmp_path, 'attn_lrp', **QUIET)
-    (path,) = tmp_path.glob('*.parquet')
-    table = pq.read_table(path)
+    path = tmp_path / 'sweep.json'
+    head, _, row = path.read_text().rpartition('  {"i": 1')
     for name in ('r', 'logit', 'target', 'scores', 'loo'):
-        rows = table.to_pylist()
-        value = rows[1][name]
-        rows[1][name] = (
-            [2 * x + 1 for x in value] if isinstance(value, list) else 2 * value + 1
-        )
-        with whole_file(path) as tmp:
-            pq.write_table(type(table).from_pylist(rows, table.schema), tmp)
+        place = re.search(rf'"{name}": [^0-9]*\d', row).end() - 1
+        path.write_text(f'{head}  {{"i": 1{with_digit(row, place)}')
         for use in (
             read_sweep,
             lambda p: sweep(*small, OPINIONS[:2], p, 'attn_lrp', **QUIET),
         ):
-            with pytest.raises(ValueError, match=rf'{path.name}: row 1 '):
+            with pytest.raises(
+                ValueError, match=r'sweep\.json .*rows\[1\] was changed'
+            ):
                 use(tmp_path)
 
 
@@ -261,6 +257,49 @@ def test_a_file_that_was_written_meanwhile_is_read_before_it_is_replaced(
     monkeypatch.setattr(Path, 'write_text', slow)
     one.add(dict(i=0))
     assert [row['i'] for row in read_results(path)['rows']] == [0, 1]
+
+
+def test_a_row_is_appended_and_the_file_written_twice(small, tmp_path, monkeypatch):
+    texts = [f'{text} {k}' for k in range(9) for text in OPINIONS]
+    appended, written = [], []
+
+    def append(path, line):
+        appended.append(append_line(path, line))
+        return appended[-1]
+
+    def write(path):
+        written.append(path)
+        return whole_file(path)
+
+    monkeypatch.setattr('lrp_loo.evaluate.results.append_line', append)
+    monkeypatch.setattr('lrp_loo.evaluate.results.whole_file', write)
+    path = tmp_path / 'r.json'
+    audit(*small, texts, ['attn_lrp'], results=path, **QUIET)
+    assert appended == [True] * (len(texts) - 1) and len(written) == 2
+    audit(*small, texts, ['attn_lrp'], results=str(path), **QUIET)
+    assert len(appended) == len(texts) - 1
+    assert len(read_results(path)['rows']) == len(texts)
+
+
+def test_rows_at_the_end_of_a_file_are_read_once(tmp_path):
+    path = tmp_path / 'r.json'
+    results = Results(path, {})
+    for i in range(5):
+        results.add(dict(i=i, x=i / 7))
+    lines = path.read_text().splitlines()
+    whole = read_results(path)
+    assert [row['i'] for row in whole['rows']] == [0, 1, 2, 3, 4]
+    assert sum(line.startswith('{"i"') for line in lines) == 4
+    with open(path, 'a') as f:
+        f.write(lines[-1] + '\n' + lines[-2][:30])
+    assert read_results(path) == whole and Results(path, {}).rows == whole['rows']
+    Results(path, {}).add(dict(i=5))
+    assert [row['i'] for row in read_results(path)['rows']] == [0, 1, 2, 3, 4, 5]
+    assert '\n{"i"' not in path.read_text()
+    changed = path.read_text().replace('"x": 0.5714286', '"x": 0.5714287')
+    path.write_text(changed + lines[-1] + '\n')
+    with pytest.raises(ValueError, match=r'rows\[4\] was changed'):
+        read_results(path)
 
 
 # the model that a record came from

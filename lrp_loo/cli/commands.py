@@ -503,9 +503,9 @@ def sweep(
     batch_size: Annotated[int, Option(min=1, help='texts in one batch')] = 16,
     truncation: opt.Truncation = False,
     precision: opt.Precision = 'float32',
-    out: Annotated[str, Option(help='the folder for parquet files')] = 'sweep',
+    out: Annotated[str, Option(help='the folder for sweep.json')] = 'sweep',
 ) -> None:
-    """Write exact Leave-One-Out and fast methods for every text to parquet files.
+    """Write exact Leave-One-Out and fast methods of every text to a file of rows.
 
     The same command goes on where it stopped.
 
@@ -528,8 +528,7 @@ def sweep(
         return
     print(f'{opt.describe_texts(texts, shared.model)}: agreement with exact LOO')
     opt.print_table(table)
-    record = f'rows: {out}/*.parquet   record: {out}/sweep.json'
-    opt.print_lines(*table.below, record)
+    opt.print_lines(*table.below, f'rows: {out}/sweep.json')
 
 # %% ../../nbs/lib/cli_commands.ipynb #9bd9210a
 DATA = "embedded, hub or a folder with sst2, imdb and mnist in the hub's layout"

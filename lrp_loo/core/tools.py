@@ -64,9 +64,9 @@ def progress_bar(
     progress: bool = True,  # False, or any value of TQDM_DISABLE: show no bar
     **options: Any,  # tqdm's: desc, total, …
 ) -> tqdm:
-    "Return a tqdm bar, which may be hidden."
+    "Return a tqdm bar, which appears after two seconds, or is hidden."
     hidden = not progress or bool(os.environ.get('TQDM_DISABLE'))
-    return tqdm(items, **options, disable=hidden)
+    return tqdm(items, **dict(delay=2, unit=' texts') | options, disable=hidden)
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ __all__ = ['Estimate', 'estimate_of', 'CalibrationText', 'token_quantile', 'reac
 # %% ../../nbs/lib/evaluate_intervals.ipynb #2224b117
 import contextlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
@@ -22,9 +23,9 @@ from ..core.arguments import fraction, one_of, whole_number
 from ..core.files import check_fields, check_seal, keeps_rows_in
 from ..core.files import recorded_methods, sealed
 from ..core.tensors import copies_note
-from ..core.tools import progress_bar
-from .audit import compare_with_loo, first_of_each
-from .results import method_digests, row_digests
+from .audit import compare_with_loo
+from .results import Results, as_results, extend_by_texts
+from .results import method_digests
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UNITS, UnitsOf
@@ -33,6 +34,7 @@ from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
 from ..models.structure import UNRECORDED_OPTIONS, describe_model
+from ..models.structure import name_of_model
 from ..records import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
 
@@ -288,7 +290,7 @@ class Calibration(Record):
         return in_lines(f'{line})')
 
 
-@keeps_rows_in()
+@keeps_rows_in('results')
 def calibrate(
     model: Model,  # see `explain`
     tokenizer: Tokenizer,  # its tokenizer
@@ -303,6 +305,7 @@ def calibrate(
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
+    results: Results | str | os.PathLike | None = None,  # see `audit`
     **options: Any,  # options of the method
 ) -> Calibration:
     "Compare a method with exact LOO, by attention mask, on every text."
@@ -313,31 +316,38 @@ def calibrate(
             f"method={method!r} is exact LOO, which needs no intervals; take"
             " an estimate, such as 'removal'"
         )
-    arguments = (target, units, truncation, max_length, device, template, among)
-    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
+    arguments = dict(target=target, units=units, template=template, among=among)
+    arguments |= dict(truncation=truncation, max_length=max_length, device=device)
+    inputs, windows = CallInputs.windows(model, tokenizer, texts, **arguments)
     model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
     methods = {'estimate': (method, options)}
-    keys = row_digests(inputs, methods=method_digests(methods))
-    first = first_of_each(keys)
-    measured = []
-    starts = range(0, len(first), batch_size)
-    for start in progress_bar(starts, progress, desc='calibrate'):
-        part = first[start : start + batch_size]
-        entries = (inputs.encs, inputs.units, inputs.content)
-        encs, per_text, content = ([x[i] for i in part] for x in entries)
-        arguments = (model, tokenizer, encs, methods, target, 'attention_mask')
-        loos, maps = compare_with_loo(*arguments, units=per_text, content=content)
-        for i, a, loo in zip(part, maps['estimate'], loos):
+    config = dict(experiment='calibrate', methods=recorded_methods(methods))
+    results = as_results(results, config | dict(model=name_of_model(model)))
+
+    def run(texts):
+        texts.common_target('a calibration', target)
+        call = (texts.model, texts.tokenizer, texts.encs, methods, target)
+        how = dict(units=texts.units, content=texts.content)
+        loos, maps = compare_with_loo(*call, 'attention_mask', **how)
+        for a, loo in zip(maps['estimate'], loos):
             exact = loo.scores[_content_indices(a)].tolist()
-            measured.append(CalibrationText(estimate_of(a), exact, keys[i]))
+            yield dict(estimate=estimate_of(a)._asdict(), loo=exact)
+
+    call = (results, windows, run, batch_size, 'calibrate', progress)
+    digests = method_digests(methods)
+    keys = extend_by_texts(*call, inputs.total, methods=digests)
+    measured = [
+        CalibrationText(Estimate(**row['estimate']), row['loo'], row['digest'])
+        for row in results.iter_rows()
+    ]
     if not any(t.ratios() for t in measured):
         raise ValueError(
             "no text has a token that is estimated; give longer texts, or method"
             " 'auto' fewer passes"
         )
     settings = (target, method, options, units, inputs.info)
-    n_copies = len(inputs.encs) - len(first)
+    n_copies = len(keys) - len(measured)
     return Calibration(call_settings(model, tokenizer, *settings), measured, n_copies)
 
 

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['check_own_answer', 'differs_from_model', 'explain_batch', 'explain_methods', 'explain_each', 'add_provenance',
-           'check_sets', 'explain', 'refine', 'explain_labels']
+           'check_sets', 'explain_window', 'explain', 'refine', 'explain_labels']
 
 # %% ../../nbs/lib/methods.ipynb #00000003
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,14 +18,16 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, whole_number
+from ..core.files import keeps_rows_in
 from ..core.hooks import restores_state
 from ..core.tensors import check_encodings, share_a_batch
+from ..core.tools import progress_bar
 from ..estimate import content_units, unit_members
 from ..estimate.auto import PASSES
 from ..estimate.parts import PART_METHODS, part_scores
 from ..estimate.sets import TextNumber, content_mask, sets_of_units
-from ..inputs.call import CallInputs, as_list, class_names, content_entries
-from ..inputs.call import group_by_target, has_vocabulary
+from ..inputs.call import WINDOW, CallInputs, as_list, class_names
+from ..inputs.call import content_entries, group_by_target, has_vocabulary
 from ..inputs.scores import GeneratedReadout, Scores, as_readout, compute_all_rows
 from ..inputs.scores import differs
 from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
@@ -367,8 +369,10 @@ class _MethodCall:
             )
         return [self.explain([text], target)[0] for text in texts]
 
-    def explain_in_batches(self, texts, targets, batch_size):
-        "Return one `Attribution` per text; a batch has one target, similar lengths."
+    def explain_in_batches(self, texts, targets, batch_size, count):
+        """Return one `Attribution` per text; a batch has one target, similar lengths.
+        Call `count` with the number of texts of each batch.
+        """
         shapes = [
             t.enc.get('input_ids', t.enc.get('pixel_values')).shape for t in texts
         ]
@@ -381,6 +385,7 @@ class _MethodCall:
                 batch = group[part]
                 explained = self.explain([texts[i] for i in batch], target)
                 by_index |= zip(batch, explained)
+                count(len(batch))
         return [by_index[i] for i in range(len(texts))]
 
 
@@ -508,6 +513,58 @@ def check_sets(
 
 @restores_state
 @walk_once()
+def explain_window(
+    inputs: CallInputs,
+    method: OneMethod,  # see `as_method`
+    batch_size: int,  # texts computed at the same time
+    options: Mapping[str, Any],  # of the method
+    count: Callable[[int], Any] = int,  # called with the number of texts of each batch
+) -> list[Attribution]:
+    "Return one `Attribution` per text of a call, or of a window of its texts."
+    call = _MethodCall(inputs.model, inputs.tokenizer, method, options, totals=True)
+    batch = _texts(inputs.encs, inputs.units, inputs.content)
+    records = call.explain_in_batches(batch, inputs.targets, batch_size, count)
+    add_provenance(records, inputs.model, options, **inputs.info)
+    for i, a in enumerate(records):
+        a.info |= _text_info(inputs, i)
+    return records
+
+
+def _explain_windows(texts, settings, call, intervals, progress):
+    "Yield one `Attribution` per text, in order."
+    method, batch_size, options, sets = call
+    calibration, confidence = intervals
+    checked, units = [], settings['units']
+    first, windows = CallInputs.windows(*texts, supports_parts=True, **settings)
+    with progress_bar(None, progress, desc='explain', total=first.total) as bar:
+        if first.total == 1 and as_method(method).takes('progress'):
+            bar.close()  # the method has a bar of its passes
+            options = dict(progress=progress) | options
+        for inputs in windows:
+            targets = [
+                x for x, _ in group_by_target(inputs.targets) if x not in checked
+            ]
+            if calibration is not None and targets:
+                how = (method, options, units, inputs.info)
+                calibration.check(inputs.model, inputs.tokenizer, targets, *how)
+                checked += targets
+            maps = explain_window(inputs, method, batch_size, options, bar.update)
+            for i, a in enumerate(maps):
+                if sets is not None:
+                    of_text = inputs.encs[i], inputs.targets[i], inputs.units[i]
+                    of_text = inputs.model, inputs.tokenizer, a, [TextNumber(*of_text)]
+                    run = as_method(method).run
+                    a.info |= sets_of_units(*of_text, sets, run, options)
+                if calibration is not None:
+                    calibration.add_intervals(a, confidence)
+                if (first.total or math.inf) > WINDOW:  # too large to be kept of many
+                    a.partial_estimate = None
+                yield a
+
+
+@keeps_rows_in('stream')
+@restores_state
+@walk_once()
 def explain(
     # a transformers model in eval mode (classifier, decoder, question answering,
     # vision), any torch module called the same way, or a transformers pipeline; or a
@@ -518,7 +575,7 @@ def explain(
     tokenizer: Tokenizer,
     # a list of str, pairs, images or chats (lists of messages {'role': …, 'content':
     # …}); a column of a table (pandas, datasets); what the tokenizer returned; a single
-    # one is a list of one (required)
+    # one is a list of one (required); a generator is read as its texts are needed
     texts: Texts | None = None,
     # one of METHODS, a `Method`, or your own function with the same parameters
     # (set its options with `functools.partial`)
@@ -548,6 +605,9 @@ def explain(
     # find the smallest sets of units that alone keep, or lose, this share of what all
     # of them do: `sufficient`, `necessary`; passes bounds this search, too
     sets: float | None = None,
+    # return an iterator that computes the maps as they are needed and keeps none
+    stream: bool = False,
+    progress: bool = True,  # show a bar if it takes more than two seconds
     # of the method: passes (of which 'auto' takes up to 3 more where that makes it
     # exact), removal, bypass_softmax, eps, embeddings, composite, n_steps, …
     **options: Any,
@@ -565,7 +625,9 @@ def explain(
         of_models |= dict(calibration=calibration, template=template, among=among)
         check_function_call(method, options, **of_models)
         call = method, target, units, batch_size
-        return explain_function(model, texts, *call, sets=sets, **options)
+        options |= dict(progress=progress)
+        maps = explain_function(model, texts, *call, sets=sets, **options)
+        return iter(maps) if stream else maps
     if calibration is not None:
         if not hasattr(calibration, 'add_intervals'):
             raise TypeError(
@@ -575,27 +637,12 @@ def explain(
         if method == 'auto' and not options:
             method, options = calibration.settings['method']
             check_sets(sets, method, units)
-    arguments = (target, units, truncation, max_length, device, template, among)
-    inputs = CallInputs.from_args(
-        model, tokenizer, texts, *arguments, supports_parts=True
-    )
-    model, tokenizer = inputs.model, inputs.tokenizer
-    if calibration is not None:
-        call = (method, options, units, inputs.info)
-        calibration.check(model, tokenizer, inputs.targets, *call)
-    call = _MethodCall(model, tokenizer, method, options, totals=True)
-    batch = _texts(inputs.encs, inputs.units, inputs.content)
-    records = call.explain_in_batches(batch, inputs.targets, batch_size)
-    add_provenance(records, model, options, **inputs.info)
-    for i, a in enumerate(records):
-        a.info |= _text_info(inputs, i)
-        if sets is not None:
-            number = TextNumber(inputs.encs[i], inputs.targets[i], inputs.units[i])
-            call = (model, tokenizer, a, [number], sets)
-            a.info |= sets_of_units(*call, as_method(method).run, options)
-        if calibration is not None:
-            calibration.add_intervals(a, confidence)
-    return Attributions(records)
+    settings = dict(target=target, units=units, template=template, among=among)
+    settings |= dict(truncation=truncation, max_length=max_length, device=device)
+    call, intervals = (method, batch_size, options, sets), (calibration, confidence)
+    texts = (model, tokenizer, texts)
+    records = _explain_windows(texts, settings, call, intervals, progress)
+    return records if stream else Attributions(records)
 
 # %% ../../nbs/lib/methods.ipynb #00000019
 @restores_state
@@ -615,8 +662,8 @@ def refine(
         return a
     if a.partial_estimate is None or a.model_state is None:
         raise ValueError(
-            "refine takes a map of method 'auto' that this process made, got a map"
-            f" of {a.called}; explain the text again"
+            "refine takes a map of method 'auto' that this process made in a call of at"
+            f" most {WINDOW} texts, got a map of {a.called}; explain the text again"
         )
     estimate, state = a.partial_estimate, a.model_state
     if not state.holds(estimate.posterior.whole.model):

@@ -50,6 +50,7 @@ class Answers:
     def __post_init__(self):
         whole_number('batch_size', self.batch_size)
         stored = self.results.rows if self.results is not None else []
+        self.n_requests = len(stored)
         self.stored = {
             key: np.array([float.fromhex(x) for x in numbers])
             for row in stored
@@ -85,7 +86,8 @@ class Answers:
         if self.results is not None:
             numbers = [[x.hex() for x in row.tolist()] for row in rows]
             row = dict(texts=[*map(digest, texts)], numbers=numbers)
-            self.results.add(dict(i=len(self.results.rows), **row))
+            self.results.add(dict(i=self.n_requests, **row))
+            self.n_requests += 1
 
     def _request(self, texts):
         "Return the checked (n, k) numbers of one call of the function."

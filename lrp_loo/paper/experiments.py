@@ -15,7 +15,7 @@ from ..core.files import recorded_methods
 from ..models.attention import AttentionMaps
 from ..models.encoding import max_tokens
 from .common import add_batches, prompted_examples, text_examples
-from ..evaluate.audit import faithfulness_rows, in_batches
+from ..evaluate.audit import faithfulness_rows
 from ..evaluate.faithfulness import faithfulness_table
 from ..evaluate.results import Results
 from ..core.stats import of_texts, paired_difference, unit_map
@@ -89,7 +89,10 @@ def faithfulness_experiment(
             table=faithfulness_table(rows).T.to_dict(),
         )
 
-    batches = prompted.batches(8) if prompted else in_batches(examples, 8)
+    # small, so that little is lost if a run is interrupted; an image is alone
+    size = 8 if examples and 'input_ids' in examples[0][1] else 1
+    parts = [examples[i : i + size] for i in range(0, len(examples), size)]
+    batches = prompted.batches(8) if prompted else parts
     return add_batches(results, batches, rows_of, desc, summarise)
 
 # %% ../../nbs/lib/paper_experiments.ipynb #0000000c

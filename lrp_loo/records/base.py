@@ -14,6 +14,7 @@ import os
 import re
 import textwrap
 from collections.abc import Sequence
+from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -115,6 +116,7 @@ def unpack_value(
 # %% ../../nbs/lib/records_base.ipynb #ca8313e8
 WIDTH = 98  # characters per line of a `repr`
 MAX_ROWS = 60  # rows of a table that a view shows; a file holds all
+_ROWS_SHOWN = ContextVar('rows shown', default=MAX_ROWS)
 SUFFIXES = ('.json', '.csv', '.html')  # of the files that `save` writes
 PICTURES = ('.pdf', '.svg', '.png')  # also those of a record with `plot`
 FORMAT = 'lrp_loo record 2'
@@ -148,10 +150,11 @@ def record_html(
     number: str = '',  # a column drawn as bars, with its interval low, high
 ) -> str:  # one HTML block without scripts
     "Return the view of a result: lines of text and a table."
+    n_rows = _ROWS_SHOWN.get() or len(table)
     if number:
-        n_omitted = max(0, len(table) - MAX_ROWS)
-        return render('record', lines, table.head(MAX_ROWS), n_omitted, number)
-    shown = _merge_errors(table.head(MAX_ROWS)).rename_axis(columns=table.index.name)
+        n_omitted = max(0, len(table) - n_rows)
+        return render('record', lines, table.head(n_rows), n_omitted, number)
+    shown = _merge_errors(table.head(n_rows)).rename_axis(columns=table.index.name)
     has_index = table.index.name is not None
     style = dict(float_format=short, na_rep='–', index=has_index, index_names=False)
     html = shown.to_html(border=0, **style)
@@ -246,8 +249,12 @@ class Record:
         return frame[[name for name in self.tex_columns if name in frame]]
 
     def _body(self):
-        "Return the body of its HTML file."
-        return self._repr_html_()
+        "Return the body of its HTML file, with all rows of a table."
+        before = _ROWS_SHOWN.set(None)
+        try:
+            return self._repr_html_()
+        finally:
+            _ROWS_SHOWN.reset(before)
 
     def _repr_html_(self) -> str:
         return record_html([' '.join(repr(self).split())], self.to_frame())

@@ -6,6 +6,7 @@
 __all__ = ['LEAST_SHARE', 'CHANCE', 'N_EXAMPLES', 'N_WORDS', 'WORD_COLUMNS', 'Diagnosis', 'diagnose']
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #00000002
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ from ..core.arguments import Model, Texts, Tokenizer, whole_number
 from ..core.files import digest, keeps_rows_in
 from ..core.hooks import restores_state
 from ..core.stats import count_p, holm
-from ..evaluate.audit import first_of_each, in_batches
-from ..evaluate.results import Results, row_digests
+from ..evaluate.results import Results, as_results, call_parts, text_digests
 from ..inputs.call import CallInputs, class_names, content_entries
 from ..inputs.call import has_vocabulary
 from ..inputs.targets import output_field
@@ -314,7 +314,7 @@ def diagnose(
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     device: str | torch.device | None = None,  # where to move the model
     progress: bool = True,  # show a bar
-    results: Results | None = None,  # a row that is there for this call is not computed
+    results: Results | str | os.PathLike | None = None,  # see `audit`
 ) -> Diagnosis:  # sentence, shortcuts, errors, save; a notebook shows it
     """Name the words that carry a classifier's answers, shortcuts first, its errors, and
     the answers that no single word carries. Every word of every text is removed exactly.
@@ -328,12 +328,14 @@ def diagnose(
     words = [_words_of_text(inputs, i) for i in range(len(labels))]
     pairs = _frequent_pairs({*map(tuple, words)}, min_count)
     places = [_places_of(of_text, pairs) for of_text in words]
-    keys = [digest(key) for key in zip(row_digests(inputs, what='diagnose'), places)]
-    unique = first_of_each(keys)
-    results = Results(None, {}) if results is None else results
-    batches = in_batches([(i, inputs.encs[i]) for i in unique])
+    call = call_parts(inputs.model, inputs.tokenizer, what='diagnose')
+    keys = [digest([call, *key]) for key in zip(text_digests(inputs), places)]
+    unique = sorted({key: i for i, key in reversed([*enumerate(keys)])}.values())
+    results = as_results(results, dict(experiment='diagnose'))
+    starts = range(0, len(unique), 8)
+    batches = [[(i, inputs.encs[i]) for i in unique[k : k + 8]] for k in starts]
     run = partial(_rows_of_batch, inputs, places)
-    results.extend(batches, run, 'diagnose', progress, {i: keys[i] for i in unique})
+    results.extend(batches, run, 'diagnose', progress, lambda x: keys[x[0]])
     maps, effects = Attributions(), []
     for i, row in zip(unique, results.rows):
         effects.append(dict(zip(places[i], row['effects'])))

@@ -7,10 +7,11 @@ __all__ = ['COLUMNS', 'SUMMARY_UNITS', 'TABLE_COLUMNS', 'CONTEXT_LENGTH', 'MOST_
            'word_table', 'Summary', 'summarize', 'summarize_texts']
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000002
+import os
 import re
 import textwrap
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,20 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import one_of, whole_number
-from ..core.files import digest, keeps_rows_in
+from ..core.files import digest, keeps_rows_in, recorded_methods
 from ..core.tensors import copies_note
-from ..core.tools import needs, printable, progress_bar
+from ..core.tools import needs, printable
+from ..evaluate.results import Results, as_results, extend_by_texts
+from ..evaluate.results import method_digests
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf
 from ..inputs.units import text_spans
-from ..methods import explain
+from ..methods import explain_window
 from ..models.encoding import as_texts
 from ..records import SIGNS, Attribution
-from ..records.base import WIDTH, Record, in_lines, plain, record_html
+from ..models.structure import name_of_model
+from ..records.base import WIDTH, Record, in_lines, pack_value, plain
+from ..records.base import record_html, unpack_value
 from ..records.display import DOWN, UP, display_tokens
 from ..records.figures import matplotlib_rgb
 from ..core.stats import mean_interval
@@ -441,7 +446,7 @@ def _digest(a):
     return digest([a.method, a.target, a.tokens, a.is_content, info])
 
 
-@keeps_rows_in()
+@keeps_rows_in('results')
 def summarize_texts(
     model: Model,  # see `explain`; or a transformers pipeline
     tokenizer: Tokenizer,  # the model's; None for a pipeline
@@ -455,12 +460,14 @@ def summarize_texts(
     batch_size: int = 16,  # texts in one batch
     progress: bool = True,  # show a bar
     device: str | torch.device | None = None,  # see `explain`
+    results: Results | str | os.PathLike | None = None,  # see `audit`
     # more options of `explain`: truncation, template, and those of the method
     **options: Any,
 ) -> Summary:
     "Explain texts with a model and return the `Summary` of their words."
-    texts = as_texts(texts)
-    by_class = _as_groups(by_class, len(texts))
+    if not isinstance(texts, Iterator) or not isinstance(by_class, bool):
+        texts = as_texts(texts)
+        by_class = _as_groups(by_class, len(texts))
     one_of('units', units, SUMMARY_UNITS)
     whole_number('min_count', min_count)
     if isinstance(target, list) or 'among' in options:
@@ -468,18 +475,22 @@ def summarize_texts(
             "summarize_texts takes one target for all texts, and no among=; otherwise"
             " explain the texts, and give the maps to summarize"
         )
+    whole_number('batch_size', batch_size)
     names = options.keys() & {'truncation', 'max_length', 'template'}
-    encoding = dict(device=device) | {name: options[name] for name in names}
-    # a text that cannot be read is refused before any is explained
-    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **encoding)
-    options |= dict(batch_size=batch_size, units=units)
-    maps = []
-    chunk_size = 4 * whole_number('batch_size', batch_size)
-    starts = range(0, len(texts), chunk_size)
-    for start in progress_bar(starts, progress, desc='explain'):
-        chunk = texts[start : start + chunk_size]
-        arguments = (inputs.model, inputs.tokenizer, chunk, method, target)
-        for a in explain(*arguments, **options):
-            a.partial_estimate = None  # `refine` is not called here
-            maps.append(a)
-    return summarize(maps, units, by_class, min_count)
+    arguments = dict(target=target, units=units, device=device)
+    arguments |= {name: options.pop(name) for name in names}
+    inputs, windows = CallInputs.windows(model, tokenizer, texts, **arguments)
+    methods = {'': (method, options)}
+    config = dict(experiment='summarize', methods=recorded_methods(methods))
+    results = as_results(results, config | dict(model=name_of_model(inputs.model)))
+
+    def run(texts):
+        maps = explain_window(texts, method, batch_size, options)
+        return [dict(record=pack_value(a)) for a in maps]
+
+    call = (results, windows, run, batch_size, 'summarize', progress)
+    digests = method_digests(methods)
+    keys = extend_by_texts(*call, inputs.total, methods=digests)
+    rows = {row['digest']: row['record'] for row in results.iter_rows()}
+    maps = {key: unpack_value(record) for key, record in rows.items()}
+    return summarize([maps[key] for key in keys], units, by_class, min_count)
