@@ -233,7 +233,6 @@ def test_what_needs_the_inside_is_refused_by_name():
     refused(ValueError, 'passes', 'at least 3', passes=2)
     refused(ValueError, 'target=1', '0 to 0', target=1)
     refused(ValueError, '1 texts, 2 units', units=['word', 'word'], texts=TEXTS[:1])
-    refused(ValueError, 'nothing is left', "replacement='…'", texts='Fine')
     refused(TypeError, 'a text must be a str', texts=[('a', 'b')])
     with pytest.raises(ValueError, match="'removal'.*explain_pairs"):
         explain_pairs(one, None, TEXTS[0], 'removal')
@@ -437,3 +436,13 @@ def test_a_server_that_stops_in_the_middle_loses_nothing(served, tmp_path):
     (a,) = explain(counted, None, TEXTS[0], results=results, **call)
     assert len(rest) == 1 + 7 and rest[0] in sum(requests[:3], [])
     assert a.scores.equal(whole.scores)
+
+
+def test_sets_of_a_function_are_those_of_all_subsets():
+    text, f = 'so fine so good', lambda t: float('fine' in t or 'good' in t)
+    (a,) = explain(Counted(f), None, f'It is {text}', units='word', sets=0.9, **QUIET)
+    # either word keeps the answer, both must go
+    assert [a.tokens[k] for k in a.necessary] == ['fine', 'good']
+    assert [a.tokens[k] for k in a.sufficient] in (['fine'], ['good'])
+    assert a.total_effect == 1.0 and a.is_redundant
+    assert not a.scores.any()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WINDOW', 'as_list', 'prepare_model', 'has_vocabulary', 'class_names', 'resolve_target', 'targets_of_texts',
-           'group_by_target', 'content_entries', 'CallInputs']
+           'group_by_target', 'content_entries', 'IdTokenizer', 'CallInputs']
 
 # %% ../../nbs/lib/inputs_call.ipynb #00000002
 import contextlib
@@ -59,6 +59,8 @@ def prepare_model(
         raise ValueError("texts is empty; give at least one text")
     if device is not None:
         model = model.to(resolve_device(device))
+    if tokenizer is None and all(is_encoding(t) and 'input_ids' in t for t in texts):
+        tokenizer = IdTokenizer()
     return model, tokenizer
 
 
@@ -204,7 +206,17 @@ def targets_of_texts(
         target = [x.item() if hasattr(x, 'item') else x for x in target]
     mask_id = getattr(tokenizer, 'mask_token_id', None)
 
+    config = getattr(model, 'config', None)
+    n_numbers = getattr(config, 'num_labels', 1)
+    if getattr(config, 'problem_type', None) != 'regression':
+        n_numbers = 1
+
     def resolve(one):
+        if one is None and n_numbers > 1:
+            raise ValueError(
+                f"this model gives {n_numbers} numbers (problem_type='regression'), and"
+                f" none of them is predicted; take target=0 to {n_numbers - 1}"
+            )
         resolved = as_target(resolve_target(model, tokenizer, one))
         is_open = isinstance(resolved, Target) and resolved.position is None
         return replace(resolved, mask_id=mask_id) if is_open else resolved
@@ -293,6 +305,21 @@ def _with_own_answer(tokenizer, texts, encs, limit):
 
 
 WINDOW = 256  # texts that are encoded, and sorted by length, together
+
+
+class IdTokenizer:
+    "The names of token ids that come without a tokenizer: the ids."
+
+    all_special_ids = all_special_tokens = ()
+    unk_token_id = mask_token_id = model_max_length = None
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        "Return each id as a str."
+        return [*map(str, ids)] if isinstance(ids, list) else str(ids)
+
+    def decode(self, ids: torch.Tensor) -> str:
+        "Return the ids, with spaces between them."
+        return ' '.join(map(str, ids.tolist()))
 
 
 @dataclass(frozen=True)

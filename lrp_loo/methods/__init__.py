@@ -480,7 +480,14 @@ def _text_info(inputs, i):
     spans = inputs.token_spans[i]
     if spans is None or isinstance(units, Parts):
         return dict(text=text)
-    return dict(text=text, spans=spans_of_units(spans, units))
+    info = dict(text=text, spans=spans_of_units(spans, units))
+    ends = {}  # part → the last character that the model reads
+    for part, _, end in filter(None, spans):
+        ends[part] = max(end, ends.get(part, 0))
+    parts = (text,) if isinstance(text, str) else text
+    rest = [part[ends.get(i, 0) :] for i, part in enumerate(parts)]
+    is_cut = any(map(str.isalnum, ''.join(rest)))
+    return info | (dict(cut=sum(map(len, rest))) if is_cut else {})
 
 
 def add_provenance(

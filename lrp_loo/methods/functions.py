@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.arguments import OneMethod, one_of, whole_number
+from ..core.arguments import OneMethod, fraction, one_of, whole_number
 from ..core.files import digest
 from ..core.tools import progress_bar
 from ..estimate.sets import SET_PASSES, Subsets, find_sets, likely_pairs
@@ -168,7 +168,7 @@ class PlainText:
         self,
         units: Iterable[int],  # indices
     ) -> str:
-        "Return the text without these units; raise ValueError if nothing is left."
+        "Return the text without these units; it may be empty."
         removed, text = sorted(span for k in units for span in self.spans[k]), self.text
         merged = []
         for start, end in removed:
@@ -182,13 +182,7 @@ class PlainText:
                 start, end = _with_space(text, start, end)
             pieces += [text[last:start], self.replacement or '']
             last = end
-        rest = ''.join([*pieces, text[last:]])
-        if not rest.strip():
-            raise ValueError(
-                f"without {shortened(text)} nothing is left for the function to read;"
-                " give smaller units, or replacement='…'"
-            )
-        return rest
+        return ''.join([*pieces, text[last:]])
 
 
 def _with_space(text, start, end):
@@ -354,7 +348,7 @@ def explain_text(
     info |= dict(together=together) if together else {}
     info |= dict(options=options) if options else {}
     if sets is not None:
-        subsets = Subsets(read, len(text), sets, passes or SET_PASSES)
+        subsets = Subsets(read, len(text), fraction('sets', sets), passes or SET_PASSES)
         info['sets'] = find_sets(
             subsets, lambda: likely_pairs(similar_texts(text.names))
         )

@@ -22,8 +22,8 @@ from ..core.files import check_fields
 from ..core.tools import printable
 from .base import Record, Table, pack_value, plain, unpack_fields
 from .display import FAINT, LEAST_EFFECT, LEAST_REASON, LOO_METHODS
-from .display import NO_REASON, display_text, joint_notes
-from .display import no_effect_note
+from .display import NO_REASON, display_text, display_tokens
+from .display import joint_notes, no_effect_note, readable_tokens
 from .display import scale_top
 from .figures import attributions_figure, pairs_figure
 from .html import attribution_html, compared_html
@@ -143,7 +143,9 @@ class Attribution(Record, Sequence[ScoredToken]):
     ) -> list[ScoredToken]:  # the largest |score| first
         "Return the tokens with the largest scores, none below `least_reason`."
         factor = SIGNS[one_of('sign', sign, SIGNS)]
-        tokens = [t for t in self if special or t.is_content]
+        names = readable_tokens(self)
+        tokens = [t._replace(token=name) for t, name in zip(self, names)]
+        tokens = [t for t in tokens if special or t.is_content]
         tokens = [t for t in tokens if sign is None or t.score * factor > 0]
         tokens = [t for t in tokens if abs(t.score) >= self.least_reason]
         return sorted(tokens, key=lambda t: -abs(t.score))[:n]
@@ -364,7 +366,7 @@ class Attribution(Record, Sequence[ScoredToken]):
         are intervals; start and end in the text (and part, for a pair), if known.
         """
 
-        columns = dict(token=self.tokens, score=self.scores.tolist())
+        columns = dict(token=readable_tokens(self), score=self.scores.tolist())
         columns['is_special'] = self.is_special.tolist()
         if not self.is_content.equal(~self.is_special):
             columns['is_content'] = self.is_content.tolist()
@@ -403,7 +405,8 @@ class Attribution(Record, Sequence[ScoredToken]):
             magnitudes = self.scores.abs().masked_fill(~self.is_content, -1)
             indices = magnitudes.topk(STRONGEST).indices.sort().values.tolist()
             note = f", {STRONGEST} strongest of {len(self)} tokens"
-        scored = (f"{self.tokens[i]}{float(self.scores[i]):+.2f}" for i in indices)
+        names = readable_tokens(self)
+        scored = (f"{names[i]}{float(self.scores[i]):+.2f}" for i in indices)
         return printable(f"{head}{note}: {' '.join(scored)}") + notes
 
     def _repr_html_(self) -> str:
@@ -637,7 +640,7 @@ class Generation(Record, Sequence[Attribution]):
         for a in self.steps[:MOST_STEPS]:
             scored = [f"{t.token}{t.score:+.2f}" for t in a.top(3, special=True)]
             causes = ' '.join(scored) if a.has_effect else no_effect_note(a)
-            lines.append(f"  {a.label} ← {causes}")
+            lines.append(f"  {display_tokens([a.label])[0][1]} ← {causes}")
         if len(self) > MOST_STEPS:
             lines.append(f"  … {len(self) - MOST_STEPS} more")
         return '\n'.join(map(printable, lines))

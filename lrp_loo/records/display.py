@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['UP', 'DOWN', 'STRENGTH', 'FAINT', 'LEAST_EFFECT', 'LEAST_REASON', 'NO_REASON', 'LOO_METHODS', 'SPACE_MARKS',
            'OUTSIDE', 'RESET', 'LETTERS', 'BLOCK', 'LISTED', 'LISTED_OUTSIDE', 'score_colour', 'outside_scale',
-           'scale_top', 'outside_scale_label', 'display_tokens', 'display_text', 'distinct_names', 'format_probability',
-           'headline', 'exactness_notes', 'image_flags', 'sentence_template', 'no_effect_note', 'joint_notes',
-           'describe_strongest', 'terminal_text', 'terminal_legend']
+           'scale_top', 'outside_scale_label', 'display_tokens', 'display_text', 'distinct_names', 'readable_tokens',
+           'format_probability', 'headline', 'exactness_notes', 'image_flags', 'sentence_template', 'no_effect_note',
+           'joint_notes', 'describe_strongest', 'terminal_text', 'terminal_legend']
 
 # %% ../../nbs/lib/records_display.ipynb #00000002
 import math
@@ -115,6 +115,13 @@ def distinct_names(a: Any) -> list[str]:
     return names
 
 
+def readable_tokens(a: Any) -> list[str]:
+    "Return the tokens; those of a byte-level vocabulary as they appear in a sentence."
+    if not any(token.startswith('Ġ') for token in a.tokens):
+        return list(a.tokens)
+    return [text for _, text in display_text(a)]
+
+
 def _display_span(parts, span, previous):
     "Return (has a space before it, text) of one token's span."
     part, start, end = span
@@ -142,6 +149,8 @@ def headline(a: Any) -> str:
     line = f"{a.explained} · {a.number_called} {a.logit:.3f}"
     if a.probability is not None:
         line += f" · probability {format_probability(a.probability)}"
+    if n_cut := a.info.get('cut'):
+        line += f" · {n_cut} characters were cut off and not read"
     return printable(line)
 
 
