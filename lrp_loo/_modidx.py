@@ -2191,6 +2191,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'lrp_loo/tasks/classifiers.py'),
                                            'lrp_loo.tasks.classifiers.OneChoice.forward': ( 'lib/tasks_classifiers.html#onechoice.forward',
                                                                                             'lrp_loo/tasks/classifiers.py'),
+                                           'lrp_loo.tasks.classifiers._contrast': ( 'lib/tasks_classifiers.html#_contrast',
+                                                                                    'lrp_loo/tasks/classifiers.py'),
                                            'lrp_loo.tasks.classifiers._entities_of_pipeline': ( 'lib/tasks_classifiers.html#_entities_of_pipeline',
                                                                                                 'lrp_loo/tasks/classifiers.py'),
                                            'lrp_loo.tasks.classifiers._join': ( 'lib/tasks_classifiers.html#_join',

@@ -7,7 +7,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import BertConfig, BertForSequenceClassification
 
-from lrp_loo import explain, load_demo
+from lrp_loo import explain, explain_choices, explain_windows, load_demo
 
 TEXT = 'A dull but funny film.'
 
@@ -88,3 +88,82 @@ def test_byte_level_tokens_are_readable_as_on_the_page():
     assert {(t.place, t.token) for t in top} == set(enumerate(names))
     shown = ''.join(names)
     assert 'na' in shown and shown.startswith('<s>A')
+
+
+@torch.no_grad()
+def pair_logit(model, tokenizer, pair, part=None, word=''):
+    "Return a pair's number, with the tokens of one word of a part masked."
+    enc = tokenizer(*pair, return_tensors='pt')
+    for i, (token, k) in enumerate(zip(enc.tokens(), enc.sequence_ids())):
+        if part is not None and k == part and token == word:
+            enc['attention_mask'][0, i] = 0
+    return float(model(**enc).logits[0, 0])
+
+
+def test_why_one_choice_stands_above_another():
+    model, tokenizer = tiny(num_labels=1), load_demo('sst2')[1]
+    question, choices = (
+        'Is it fine?',
+        ['A dull story.', 'Nobody laughed.', 'A fine film.'],
+    )
+    maps = explain_choices(model, tokenizer, question, choices, 'loo')
+    pairs = [(question, choice) for choice in choices]
+    logits = [pair_logit(model, tokenizer, pair) for pair in pairs]
+    assert [a.logit for a in maps] == pytest.approx(logits, abs=1e-5)
+    assert maps[0].info['choice']['chosen'] == logits.index(max(logits))
+    a = explain_choices(model, tokenizer, question, choices, 'loo', contrast=(2, 0))
+    assert a.logit == pytest.approx(logits[2] - logits[0], abs=1e-5)
+    assert a.tokens == tokenizer.tokenize(' '.join([question, choices[2], choices[0]]))
+
+    def by_hand(part, word, changed):
+        values = list(logits)
+        for k in changed:
+            values[k] = pair_logit(model, tokenizer, pairs[k], part, word)
+        return (logits[2] - logits[0]) - (values[2] - values[0])
+
+    wanted = [
+        by_hand(0, 'fine', (2, 0)),
+        by_hand(1, 'film', (2,)),
+        by_hand(1, 'dull', (0,)),
+    ]
+    places = [2, a.tokens.index('film'), a.tokens.index('dull')]
+    assert a.scores[places].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert a.exact and a.label == 'A fine film. − A dull story.'
+    assert a.to_frame().part.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert 'dull' in a._repr_html_()
+    with pytest.raises(ValueError, match='two of the 3 choices'):
+        explain_choices(model, tokenizer, question, choices, contrast=(0, 3))
+
+
+def test_windows_of_a_pair_are_over_its_second_text():
+    model, tokenizer = tiny(), load_demo('sst2')[1]
+    first, second = 'Is it fine?', 'A dull story with a funny cast and two slow hours.'
+    n = len(tokenizer.tokenize(first))
+    (a,) = explain_windows(
+        model, tokenizer, (first, second), 'loo', overlap=2, max_length=n + 3 + 6
+    )
+    words = tokenizer.tokenize(second)
+    windows = [words[0:6], words[4:10], words[8:14]]
+    front, ids = tokenizer(first)['input_ids'], tokenizer.convert_tokens_to_ids
+    rows = [[*front, *ids(window), tokenizer.sep_token_id] for window in windows]
+
+    @torch.no_grad()
+    def logit(row, masked=None):
+        types = [0] * len(front) + [1] * (len(row) - len(front))
+        mask = torch.tensor([[int(i != masked) for i in range(len(row))]])
+        inputs = dict(
+            input_ids=torch.tensor([row]), token_type_ids=torch.tensor([types])
+        )
+        return float(model(**inputs, attention_mask=mask).logits[0, a.target])
+
+    assert a.tokens == tokenizer.convert_ids_to_tokens(
+        tokenizer(first, second)['input_ids']
+    )
+    numbers = [logit(row) for row in rows]
+    assert a.logit == pytest.approx(sum(numbers) / 3, abs=1e-5)
+    # a word of the first text stands in each window, 'cast' in the second alone
+    third = sum(f - logit(row, 3) for f, row in zip(numbers, rows)) / 3
+    assert float(a.scores[3]) == pytest.approx(third, abs=1e-5)
+    place = len(front) + windows[1].index('cast')
+    cast = numbers[1] - logit(rows[1], place)
+    assert float(a.scores[a.tokens.index('cast')]) == pytest.approx(cast, abs=1e-5)

@@ -193,7 +193,7 @@ def test_what_is_refused(tokenizer, tagger):
         (explain_windows, classifier, 'one for all texts', ['a'], dict(target=[1])),
         (explain_windows, classifier, 'tokens around it alone', ['a [SEP] b'], {}),
         (explain_windows, tagger, 'a row per token', ['a'], {}),
-        (explain_windows, classifier, 'a str, got tuple', [texts], {}),
+        (explain_windows, classifier, 'a str, got list', [[['a']]], {}),
         (explain, classifier, 'explain_windows', ['dull ' * 600], {}),
     ]:
         with pytest.raises((ValueError, TypeError), match=message):

@@ -6,7 +6,7 @@
 __all__ = ['Entity', 'tagged_entities', 'explain_entities', 'OneChoice', 'explain_choices', 'window_spans', 'explain_windows']
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #dcc84880
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.arguments import Model, OneMethod, Tokenizer, one_of, whole_number
+from ..core.arguments import Model, OneMethod, Texts, Tokenizer, one_of
+from ..core.arguments import whole_number
 from ..core.hooks import restores_state
 from ..inputs.call import CallInputs, class_names, prepare_model
 from ..inputs.targets import OneTarget, Target, output_field
@@ -23,7 +24,7 @@ from ..methods import add_provenance, explain, explain_batch
 from ..models.encoding import as_texts, check_text, encode, max_tokens
 from ..models.encoding import special_mask
 from ..models.objects import unwrap
-from ..records import Attributions
+from ..records import Attribution, Attributions
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #00000005
 class Entity(NamedTuple):
@@ -216,21 +217,65 @@ class OneChoice(torch.nn.Module):
         return self.model(**{k: v[:, None] for k, v in inputs.items()})
 
 
+def _contrast(a, b):
+    """Return the record of one choice's number minus another's: the units of the
+    question, which are removed from both, of the first choice, and of the second.
+    """
+    first, second = (
+        [[i for i, s in enumerate(x.info['spans']) if s and s[0] == k] for k in (0, 1)]
+        for x in (a, b)
+    )
+    tokens = [[x.tokens[i] for i in y[0]] for x, y in ((a, first), (b, second))]
+    if tokens[0] != tokens[1]:
+        raise ValueError(
+            "the question is cut for one of the choices; give shorter texts"
+        )
+    of_question = a.scores[first[0]] - b.scores[second[0]]
+    scores = torch.cat([of_question, a.scores[first[1]], -b.scores[second[1]]])
+    names = (
+        tokens[0] + [a.tokens[i] for i in first[1]] + [b.tokens[i] for i in second[1]]
+    )
+    spans = [a.info['spans'][i] for i in first[0] + first[1]]
+    spans += [(2, *b.info['spans'][i][1:]) for i in second[1]]
+    info = {k: a.info[k] for k in ('options', 'model', 'weights') if k in a.info}
+    info |= dict(text=(*a.info['text'], b.info['text'][1]), spans=spans)
+    if a.exact and b.exact:
+        info['exact'] = list(range(len(names)))
+    return replace(
+        a,
+        tokens=names,
+        scores=scores,
+        is_special=torch.zeros(len(names), dtype=torch.bool),
+        is_content=None,
+        target=(a.target, b.target),
+        label=f'{a.label} − {b.label}',
+        logit=a.logit - b.logit,
+        input_ids=None,
+        info=info,
+    )
+
+
 @restores_state
 def explain_choices(
-    model: Model,  # …ForMultipleChoice, in eval mode
+    # …ForMultipleChoice, or a reranker with one number for each pair, in eval mode
+    model: Model,
     tokenizer: Tokenizer,  # its tokenizer
     question: str,  # or context: the first of each pair
     choices: Sequence[str],  # the second of each pair
     method: OneMethod = 'auto',  # see `explain`
+    # two indices of choices: explain why the first stands above the second
+    contrast: tuple[int, int] | None = None,
     **options: Any,  # of `explain`, without a target
-) -> Attributions:  # one per choice, in order; info['choice'] says which is chosen
-    "Explain each choice of a question by its own logit."
+    # one per choice, in order; info['choice'] says which is chosen; of a contrast one
+) -> Attributions | Attribution:
+    "Explain each choice of a question by its own logit, or the difference of two."
     model, tokenizer = unwrap(model, tokenizer)
-    if 'MultipleChoice' not in type(model).__name__:
+    reads_all = 'MultipleChoice' in type(model).__name__
+    if not reads_all and getattr(getattr(model, 'config', None), 'num_labels', 0) != 1:
         raise ValueError(
-            "explain_choices takes a model for multiple choice (…ForMultipleChoice),"
-            f" got {type(model).__name__}; its classes are what `explain` explains"
+            "explain_choices takes a model for multiple choice (…ForMultipleChoice), or a"
+            f" reranker with one number for a pair, got {type(model).__name__}; its"
+            " classes are what `explain` explains"
         )
     check_text(question, 'question')
     choices = as_texts(choices)
@@ -238,15 +283,21 @@ def explain_choices(
         check_text(choice, 'choice')
     if len(choices) < 2:
         raise ValueError(f"choices must be two texts or more, got {len(choices)}")
-    model = OneChoice(model).train(model.training)
+    places = range(len(choices))
+    if contrast is not None and (len(contrast) != 2 or {*contrast} - {*places}):
+        raise ValueError(
+            f"contrast={contrast!r} are not two of the {len(choices)} choices; take two"
+            f" indices from 0 to {len(choices) - 1}"
+        )
+    model = OneChoice(model).train(model.training) if reads_all else model
     pairs = [(question, choice) for choice in choices]
     maps = explain(model, tokenizer, pairs, method, None, **options)
     logits = torch.tensor([a.logit for a in maps], dtype=torch.double)
     for i, (a, p) in enumerate(zip(maps, logits.softmax(0).tolist())):
         a.target, a.label = i, choices[i]
-        a.info['probability'] = p
+        a.info |= dict(probability=p) if reads_all else {}
         a.info['choice'] = dict(chosen=int(logits.argmax()), logits=logits.tolist())
-    return maps
+    return maps if contrast is None else _contrast(*(maps[i] for i in contrast))
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #c1a55102
 def window_spans(
@@ -263,27 +314,34 @@ def _windows(model, tokenizer, text, overlap, max_length):
     """Return the text's ids, the number of special tokens in front, the windows'
     spans and their encodings.
     """
-    check_text(text)
+    parts = text if isinstance(text, tuple) else (text,)
+    for part in parts:
+        check_text(part)
     limit = max_tokens(model, tokenizer)
-    n_special = tokenizer.num_special_tokens_to_add()
+    n_special = tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if max_length is not None:
         limit = min(limit, whole_number('max_length', max_length, n_special + 1))
-    size = limit - n_special
+    # a pipeline may cut a text
+    encoding = tokenizer(*parts, verbose=False, truncation=False)
+    encoded, ids = dict(encoding), encoding['input_ids']
+    content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
+    n_around = n_special
+    if parts[1:]:  # the first text stands in each window
+        part_of = encoding.sequence_ids()
+        content = [i for i in content if part_of[i] == 1]
+        n_around += part_of.count(0)
+    size = limit - n_around
     if overlap >= size:
         raise ValueError(
             f"overlap={overlap} must be smaller than a window, which has"
             f" {size} tokens of the text"
         )
-    # a pipeline may cut a text
-    encoded = dict(tokenizer(text, verbose=False, truncation=False))
-    ids = encoded['input_ids']
-    content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
     front = content[0] if content else 0
-    end = front + len(ids) - n_special
+    end = front + len(ids) - n_around
     if content != list(range(front, end)):
         raise ValueError(
             "windows take a text with special tokens around it alone, and"
-            f" {text[:40]!r}… has others in it, or no token"
+            f" {parts[-1][:40]!r}… has others in it, or no token"
         )
     spans = window_spans(len(content), size, overlap)
     encs = [
@@ -298,7 +356,8 @@ def _windows(model, tokenizer, text, overlap, max_length):
 
 def _join(tokenizer, ids, front, spans, maps, overlap):
     """Return the record of a text from those of its windows: in an overlap, the first
-    half of the tokens has the scores of the first window.
+    half of the tokens has the scores of the first window; the first text of a pair,
+    which stands in each, has the mean.
     """
     first, pairs = maps[0], zip(spans, spans[1:])
     middles = [front + (end + start + 1) // 2 for (_, end), (start, _) in pairs]
@@ -307,6 +366,9 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
         a.scores[i - start : j - start]
         for a, (start, _), i, j in zip(maps, spans, bounds, bounds[1:])
     ]
+    scores = torch.cat(scores)
+    if not first.is_special[:front].all():  # of a pair's first text
+        scores[:front] = torch.stack([a.scores[:front] for a in maps]).mean(0)
     names = ('options', 'model', 'weights')
     info = {k: first.info[k] for k in names if k in first.info}
     info['overlap'] = overlap
@@ -317,7 +379,7 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
     return replace(
         first,
         tokens=tokenizer.convert_ids_to_tokens(ids),
-        scores=torch.cat(scores),
+        scores=scores,
         is_special=special_mask(tokenizer, torch.tensor(ids)),
         is_content=None,
         logit=sum(a.logit for a in maps) / len(maps),
@@ -330,7 +392,9 @@ def _join(tokenizer, ids, front, spans, maps, overlap):
 def explain_windows(
     model: Model,  # a classifier (see `explain`)
     tokenizer: Tokenizer,  # its tokenizer
-    texts: str | Iterable[str],  # a list of str of any length; one str is a list of one
+    # a list of str of any length, or of pairs, whose second text has windows; one is a
+    # list of one
+    texts: Texts,
     method: OneMethod = 'auto',  # see `explain`
     # class to explain in all texts (see `explain`); None: each text's class of the
     # largest mean logit over its windows
@@ -351,17 +415,17 @@ def explain_windows(
         )
     if isinstance(target, list):
         raise ValueError("target must be one for all texts of windows, got a list")
-    texts = [texts] if isinstance(texts, str) else as_texts(texts)
+    texts = [texts] if isinstance(texts, (str, tuple)) else as_texts(texts)
     model, tokenizer = prepare_model(model, tokenizer, texts, device)
     records = Attributions()
     for text in texts:
         ids, front, spans, encs = _windows(model, tokenizer, text, overlap, max_length)
         with torch.no_grad():
             rows = [output_field(model(**encode(model, tokenizer, e))) for e in encs]
-        if rows[0].ndim != 2:
+        if rows[0].ndim != 2 or len({row.shape for row in rows}) > 1:
             raise ValueError(
-                f"{type(model).__name__} has a row per token, and windows are of a"
-                " classifier, which has one per text"
+                f"{type(model).__name__} has a row or a number per token, and windows are"
+                " of a classifier, which has a row per text"
             )
         predicted = int(torch.cat(rows).mean(0).argmax())
         of_text = predicted if target is None else target
