@@ -59,7 +59,8 @@ def prepare_model(
         raise ValueError("texts is empty; give at least one text")
     if device is not None:
         model = model.to(resolve_device(device))
-    if tokenizer is None and all(is_encoding(t) and 'input_ids' in t for t in texts):
+    are_ids = (is_encoding(t) and 'input_ids' in t for t in texts or [None])
+    if tokenizer is None and all(are_ids):
         tokenizer = IdTokenizer()
     return model, tokenizer
 

@@ -557,7 +557,7 @@ def mark_parts(
 
     options = change_tools(options, partial(mark, kind='tool'))
     if isinstance(template, str):
-        return mark(template), options
+        return mark(template) if roles is None else template, options
     marked = []
     for m in template:
         change = mark_content if roles is None or m['role'] in roles else str
