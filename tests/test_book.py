@@ -12,11 +12,11 @@ from pages import printed, sources
 from tracked import tracked
 
 from lrp_loo.evaluate.results import read_json
-from lrp_loo.paper.ledger import SENTENCES, entry_name
+from lrp_loo.paper.ledger import NOT_HERE, SENTENCES, WORDS, entry_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {p.stem: p for p in tracked('nbs/[0-9]*.ipynb')}
-MOST_WORDS = 11_400
+MOST_WORDS = 11_500
 MOST_LINES = 2_400  # of code
 IN_ONE = dict(words=1_300, lines=235)  # of a chapter
 NEXT = r'Next: \[[^\]]+\]\((?:\.\./|guide/)?(\w+)\.(?:ipynb|md)[^)]*\)'
@@ -65,8 +65,8 @@ def test_a_chapter_ends_with_the_paper_beside_us(name):
     table = next(text for text in shown if heading in text)
     if name != '00_question':  # which has no number of the paper's
         lines = table[table.index(heading) :].splitlines()[2:]
-        verdicts = {re.sub(r'\W*(\w+).*', r'\1', x.split('|')[4]) for x in lines}
-        assert verdicts <= {'holds', 'fails', 'undecided'}
+        verdicts = {re.search(r'\w[\w ]*\w', x.split('|')[4])[0] for x in lines}
+        assert verdicts <= {*WORDS.values(), NOT_HERE}
 
 
 # The number of a chapter's claim, computed again from results/; the other chapters'

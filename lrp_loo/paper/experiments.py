@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TOKEN_CLASSES', 'TEXT_CLASSES', 'row_flatness', 'attention_entropy', 'faithfulness_experiment', 'text_experiment',
-           'unit_scores', 'class_mask', 'loo_r', 'correlation_by_class', 'means_over_texts', 'correlation_gap']
+           'unit_scores', 'class_mask', 'loo_r', 'correlation_by_class', 'means_over_texts', 'means_by_model',
+           'correlation_gap']
 
 # %% ../../nbs/lib/paper_experiments.ipynb #00000002
 import numpy as np
@@ -189,6 +190,17 @@ def means_over_texts(rows: list, number) -> pd.DataFrame:
     zero = np.zeros(values.shape[1])
     means = {k: paired_difference(x, zero) for k, x in zip(numbers, values)}
     return pd.DataFrame(means).T
+
+# %% ../../nbs/lib/paper_experiments.ipynb #meansmod
+def means_by_model(rows: dict, number) -> pd.DataFrame:
+    "Return a line per model of `means_over_texts`, written out, and n; rows: by model."
+    table = {}
+    for name, of_model in rows.items():
+        means = means_over_texts(of_model, number)
+        text = '{mean:.2f} [{low:.2f}, {high:.2f}]'.format
+        line = {k: text(**e) for k, e in means.iterrows()}
+        table[name] = line | {'n': int(means.n.max())}
+    return pd.DataFrame(table).T
 
 # %% ../../nbs/lib/paper_experiments.ipynb #00000019
 def correlation_gap(row, more='cp_lrp', less='attn_lrp'):

@@ -33,6 +33,8 @@ MODULES = tuple(
         'frontier',
         'two_parts',
         'gap',
+        'order',
+        'causes',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone
@@ -117,12 +119,14 @@ def kept_folders() -> list:  # of results, in the clone
 
 
 def claims(
-    # keep it, as results/claims.json, with results/frontier.json and
-    # results/protocol.json, whose numbers the book shows
+    # keep it, as results/claims.json, with frontier.json, protocol.json, order.json
+    # and causes.json, whose numbers the book shows
     write: bool = False,
 ):
     "Put every claim to all rows; print the table of verdicts."
+    from lrp_lab.causes import write_causes
     from lrp_lab.frontier import write_frontier
+    from lrp_lab.order import write_order
     from lrp_lab.protocol import write_protocol
 
     by_study = entries_by_study()
@@ -132,6 +136,8 @@ def claims(
         studies, minilm = kept_folders()[:2]
         write_frontier(studies, kept.with_name('frontier.json'))
         write_protocol(studies, minilm, entries, kept.with_name('protocol.json'))
+        write_order(studies, kept.with_name('order.json'))
+        write_causes(studies, kept.with_name('causes.json'))
     else:
         entries = ledger(kept_folders(), by_study)
     print(ledger_table(entries).T.to_string())

@@ -8,7 +8,9 @@ from conftest import LAB, ROOT
 from tracked import tracked
 
 from lrp_lab.__main__ import entries_by_study, kept_folders
+from lrp_lab.causes import write_causes
 from lrp_lab.frontier import write_frontier
+from lrp_lab.order import write_order
 from lrp_lab.protocol import write_protocol
 from lrp_loo.paper.ledger import ARRIVED, entry_name, ledger, ledger_notes
 
@@ -79,6 +81,17 @@ def test_the_kept_protocol_is_what_the_rows_say(computed, tmp_path):
     for name in ('gains', 'choices', 'by_training'):
         means = [[row['mean'] for row in of[name]] for of in (now, then)]
         assert means[0] == pytest.approx(means[1], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize('write', [write_order, write_causes])
+def test_the_rows_that_a_chapter_shows_are_those_of_the_study(write, tmp_path):
+    name = write.__name__.removeprefix('write_') + '.json'
+    write(LAB / 'results' / 'studies', tmp_path / name)
+    now, then = (
+        json.loads((folder / name).read_text(encoding='utf-8'))
+        for folder in (tmp_path, ROOT / 'results')
+    )
+    assert now == then
 
 
 def test_no_sentence_contradicts_the_ledger(kept, pages):
