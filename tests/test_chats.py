@@ -213,7 +213,7 @@ def test_options_of_the_template_reach_it(model, tokenizers):
         model,
         tokenizer,
         prompts,
-        'removal+rows',
+        'removal',
         max_new_tokens=2,
         progress=False,
         template_options=options,

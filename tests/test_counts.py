@@ -15,7 +15,6 @@ COUNTS = {name: (1, 51, 1, 48, 36) for name in METHODS} | {
     **dict.fromkeys(['auto', 'loo'], (3, 604, 4, 391, 36)),
     **{'auto 3': (1, 51, 1, 48, 36), 'auto 7': (4, 371, 4, 391, 42)},
     'ig': (5, 981, 4, 784, 30),
-    'removal+rows': (9, 240, 9, 240, 58),
 }
 
 

@@ -100,7 +100,7 @@ def test_rows_are_the_single_calls_with_exact_loo_and_the_agreement(loaded, plai
 
 def test_methods_get_their_options_and_the_target(loaded, tmp_path):
     methods = {
-        'exact': ('removal+rows', {}),  # takes one text at a time
+        'rows': ('auto', dict(passes=4)),
         'loo': ('loo', {}),
         'mask': ('loo', dict(removal='mask_token')),
     }

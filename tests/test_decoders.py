@@ -9,8 +9,7 @@ from every_family import WIDEST, build
 from families import DECODERS, random_inputs, random_model
 from peft import LoraConfig, get_peft_model
 
-from lrp_loo.estimate import removal_rows_scores
-from lrp_loo.estimate.auto import exact_passes
+from lrp_loo.estimate.auto import auto_scores, exact_passes
 from lrp_loo.evaluate.faithfulness import perturbation_curves, removal_units
 from lrp_loo.inputs.scores import GeneratedReadout, NextTokens
 from lrp_loo.inputs.targets import Target
@@ -265,12 +264,6 @@ def test_the_advice_helps(advice):
     assert not why_no_states(follow(model))
 
 
-def refusal(model, enc, **options):
-    with pytest.raises(ValueError) as e:
-        removal_rows_scores(model, None, [enc], **options)
-    return str(e.value)
-
-
 def hooked():
     model = small_llama()
     model.model.layers[0].register_forward_hook(lambda m, a, out: out)
@@ -285,7 +278,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('reason', REFUSED)
-def test_removal_rows_names_the_reason(reason):
+def test_an_estimate_names_why_rows_are_not_recomputed(reason):
     model = REFUSED[reason]()
-    message = refusal(model, random_inputs(model, 12))
-    assert reason in message and type(model).__name__ in message
+    enc = random_inputs(model, 12)
+    (info,) = auto_scores(model, None, [enc], passes=4).info
+    assert info['engine'].startswith('whole tokens: ') and reason in info['engine']

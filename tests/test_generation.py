@@ -85,7 +85,7 @@ def test_at_once_is_as_one_by_one(method, family='Llama'):
     enc = random_inputs(model, n=10)
     readout = GeneratedReadout(enc['input_ids'][0], 6)
     # all rows are computed, so that both are exact
-    options = dict(n_rows=10) if method == 'removal+rows' else {}
+    options = dict(passes=None) if method == 'auto' else {}
     tokenizer = load_demo('reviews')[1]
     both = [
         explain_each(model, tokenizer, enc, how, readout, **options)

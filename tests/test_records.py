@@ -180,7 +180,6 @@ def exact_calls(demo, decoder):
         'estimate': ([lrp_loo.refine(estimated[0], 2)], any),
         'refined': ([lrp_loo.refine(estimated[0], 99)], all),
         'removal': (lrp_loo.explain(*both, text, 'removal'), None),
-        'rows': (lrp_loo.explain(*both, text, 'removal+rows'), None),
         'gradient': (lrp_loo.explain(*both, text, 'grad_x_input'), None),
     }
 

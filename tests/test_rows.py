@@ -12,15 +12,15 @@ from test_exact_loo import unlisted_model
 from torch.nn.functional import scaled_dot_product_attention
 
 from lrp_loo import explain
-from lrp_loo.estimate import RecomputedRows, nearest_rows, removal_rows_scores
-from lrp_loo.estimate.auto import auto_scores, begin_estimates
+from lrp_loo.estimate import first_estimates
+from lrp_loo.estimate.auto import auto_scores, refined, spend
 from lrp_loo.estimate.one_pass import removal_pass
 from lrp_loo.estimate.rows import KeptRows, choose_rows, rows_are_right
 from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import text_units
 from lrp_loo.loo import many_loo
 from lrp_loo.loo.engines import read_whole
-from lrp_loo.loo.states import StoredText, changed_rows, is_causal, rows_read
+from lrp_loo.loo.states import changed_rows, is_causal, rows_read
 from lrp_loo.models.attention import AttentionMode
 from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
@@ -28,8 +28,11 @@ from lrp_loo.models.encoding import encode
 SENTENCE = TEXTS[0]
 
 
-def rows_of_text(model, enc, target=None):
-    return RecomputedRows(*read_whole(model, enc, target, stores_states=True))
+def effects(model, enc, rows, removed, target=None):
+    "f(x) minus f without each unit, these rows computed anew; the rows that are read."
+    whole, stored = read_whole(model, enc, target, stores_states=True)
+    values = stored.values(rows, removed, whole.readout)
+    return whole.value - values, rows_read(model, enc, whole.readout)
 
 
 def close(a, b, tol=1e-4):
@@ -44,51 +47,20 @@ def shallow(request):
     return model, tokenizer, encode(model, tokenizer, SENTENCE)
 
 
-# ---- which rows
-
-
-def one_of(T, *tokens):
-    return (torch.arange(T)[None] == torch.tensor(tokens)[:, None]).any(0)[None]
-
-
-NEAREST = [
-    # to both sides; own rows come last, the one that is read stays
-    (one_of(7, 4), 3, [0], False, [0, 3, 5]),
-    (one_of(7, 1), 3, [0], False, [0, 2, 3]),
-    (one_of(4, 0), 3, [0], False, [0, 1, 2]),
-    (one_of(4, 3), 3, [0], False, [0, 1, 2]),
-    # behind the unit first in a causal model
-    (one_of(7, 2, 3), 3, [6], True, [4, 5, 6]),
-    (one_of(7, 2, 3), 4, [6], True, [1, 4, 5, 6]),
-    (one_of(40, 3, 4, 5), 3, [38, 39], True, [6, 7, 38, 39]),
-    # more rows than there are
-    (one_of(3, 1), 9, [2], True, [0, 1, 2]),
-]
-
-
-@pytest.mark.parametrize('members, n_rows, read, causal, expected', NEAREST)
-def test_nearest_rows(members, n_rows, read, causal, expected):
-    (rows,) = nearest_rows(members, n_rows, read, causal)
-    assert torch.where(rows)[0].tolist() == expected
-
-
 # ---- all rows
 
 
 def by_all_rows(model, enc, target=None):
     "LOO of every token, each row of each variant computed anew."
-    rows = rows_of_text(model, enc, target)
     n = enc['input_ids'].shape[1]
-    return rows.effects(torch.ones(n, n, dtype=torch.bool), torch.eye(n) == 1)
+    every = torch.ones(n, n, dtype=torch.bool)
+    return effects(model, enc, every, torch.eye(n) == 1, target)[0]
 
 
 def test_all_rows_are_exact_loo(shallow):
-    model, tokenizer, enc = shallow
+    model, _, enc = shallow
     (loo,) = many_loo(model, [enc])
     assert close(by_all_rows(model, enc), loo.scores)
-    # and so as a method
-    found = removal_rows_scores(model, tokenizer, [enc], n_rows=99)
-    assert close(found.scores[0], loo.scores)
 
 
 # ---- some rows: the stock model, in which hooks put the others back
@@ -131,53 +103,19 @@ def test_the_others_hand_on_what_they_had(family):
     task = 'class' if family in ('BERT', 'RoBERTa') else 'next token'
     model = random_model(family, task, 'sdpa')
     enc = random_inputs(model)
-    rows = rows_of_text(model, enc, 1)
-    tokens = torch.eye(enc['input_ids'].shape[1], dtype=torch.bool)
-    recomputed = nearest_rows(tokens, 3, rows.read, rows.causal)
-    values = rows.whole.value - rows.effects(recomputed, tokens)
+    n = enc['input_ids'].shape[1]
+    tokens = torch.eye(n, dtype=torch.bool)
+    recomputed = tokens.roll(1, 1) | tokens.roll(2, 1)  # two behind each token
+    recomputed[:, 0 if task == 'class' else -1] = True
+    found, read = effects(model, enc, recomputed, tokens, 1)
+    values = read_whole(model, enc, 1)[0].value - found
     for j, value in enumerate(values):
         without = enc | dict(attention_mask=1 - tokens[j : j + 1].long())
         with others_put_back(model, enc, recomputed[j]), torch.no_grad():
             logits = forward(model, without).logits
-        logits = logits[0] if logits.ndim == 2 else logits[0, rows.read[-1]]
+        logits = logits[0] if logits.ndim == 2 else logits[0, read[-1]]
         # as above
         assert abs(float(value - logits[1])) < 1e-6
-
-
-# ---- the rest
-
-
-# ---- as a method
-
-
-def test_words_are_removed_whole(shallow):
-    model, tokenizer, enc = shallow
-    words = text_units(tokenizer, enc, SENTENCE, 'word')
-    (loo,) = many_loo(model, [enc], units=[words.number])
-    given = (model, tokenizer, [enc])
-    n = enc['input_ids'].shape[1] - 1
-    found = removal_rows_scores(*given, n_rows=n, units=[words])
-    assert found.scores.shape == (1, len(words))
-    # all rows but one of their own, which nobody reads; the unit of the row
-    # that is read lacks another
-    read = words.number[0 if model.config.model_type == 'bert' else -1]
-    others = torch.arange(len(words)) != read
-    assert close(found.scores[0][others], loo.scores[others])
-    # a unit without tokens changes nothing
-    words.number[words.number == 2] = -1
-    found = removal_rows_scores(*given, rest=False, units=[words])
-    assert abs(float(found.scores[0, 2])) < 1e-4
-
-
-def test_padding_is_no_part_of_the_text():
-    model, tokenizer = shallow_demo('sst2')
-    enc = encode(model, tokenizer, SENTENCE)
-    n = enc['input_ids'].shape[1]
-    padded = {k: torch.nn.functional.pad(v, (0, 5)) for k, v in enc.items()}
-    alone = removal_rows_scores(model, tokenizer, [enc]).scores
-    beside = removal_rows_scores(model, tokenizer, [padded]).scores
-    assert beside.shape == alone.shape == (1, n)
-    assert close(beside, alone)
 
 
 @pytest.mark.parametrize('target', [Target(index=(5, 9)), Target(5, log_prob=True), 7])
@@ -188,19 +126,7 @@ def test_targets_of_a_language_model(target):
     assert close(by_all_rows(model, enc, target), loo.scores)
 
 
-def test_a_unit_of_the_whole_text_is_left_to_the_model():
-    "A row that sees no key has no state to recompute."
-    model, tokenizer = shallow_demo('reviews')
-    enc = encode(model, tokenizer, SENTENCE)
-    rows = rows_of_text(model, enc)
-    everything = torch.ones(1, enc['input_ids'].shape[1], dtype=torch.bool)
-    with torch.no_grad():
-        out = forward(model, enc | dict(attention_mask=1 - everything.long()))
-    expected = rows.whole.value - rows.whole.readout(out)
-    assert close(rows.effects(everything, everything), expected)
-
-
-# ---- refused by name
+# ---- not by rows, and why
 
 
 def last(output):
@@ -210,25 +136,11 @@ def last(output):
 last.from_end = True
 
 
-@pytest.mark.parametrize(
-    'target, said', [(last, 'n_rows'), (Target(position=3), 'one by one')]
-)
-def test_a_target_that_is_read_elsewhere_is_refused(target, said):
-    with pytest.raises(ValueError, match=said):
-        explain(*shallow_demo('reviews'), SENTENCE, 'removal+rows', target)
-
-
-@pytest.mark.parametrize('rest', [True, False])
-def test_the_cost_counts_rows_and_the_gradient(demo, rest):
-    (a,) = explain(*demo, SENTENCE, method='removal+rows', rest=rest, n_rows=3)
-    assert a.info['forward_equivalents'] == pytest.approx(1 + 3 + 2 * rest)
-
-
-def test_rows_that_do_not_give_the_number_are_refused(monkeypatch, demo):
-    plain = StoredText.values
-    monkeypatch.setattr(StoredText, 'values', lambda *args: plain(*args) + 1)
-    with pytest.raises(ValueError, match='recomputed'):
-        explain(*demo, SENTENCE, method='removal+rows')
+@pytest.mark.parametrize('target', [last, Target(position=3)])
+def test_a_target_that_is_read_elsewhere_gets_whole_tokens(target):
+    (a,) = explain(*shallow_demo('reviews'), SENTENCE, target=target, passes=4)
+    assert a.info['engine'].startswith('whole tokens: ')
+    assert 'n_rows' in a.info['engine'] and len(a.info['exact']) == 1
 
 
 # ---- rows within a budget: attention of kept rows, evaluated again
@@ -250,6 +162,11 @@ class Evaluated(AttentionMode):
         stored = visible.any(0).nonzero()[:, 0]
         new = (recomputed & ~removed).gather(1, rows)
         keys = torch.cat([stored.expand(n, -1), rows], 1)
+        if not causal:  # the rows of all variants are one text
+            variant, position = recomputed.nonzero().T
+            new = variant == torch.arange(n)[:, None]
+            new = new & ~removed[variant, position]
+            keys = torch.cat([stored, position]).expand(n, -1)
         mask = torch.cat([visible[:, stored], new], 1)[:, None].expand(-1, T, -1)
         if causal:
             mask = mask & (keys[:, None] <= torch.arange(T)[None, :, None])
@@ -267,7 +184,8 @@ class Evaluated(AttentionMode):
                 mask = mask + bias.gather(-1, columns).nan_to_num(neginf=0)
             query = whole.query.expand(len(mask), -1, -1, -1)
             kwargs = dict(attn_mask=mask, scale=call.scale)
-            O = scaled_dot_product_attention(query, call.keys, call.values, **kwargs)
+            kv = (x.expand(len(mask), -1, -1, -1) for x in (call.keys, call.values))
+            O = scaled_dot_product_attention(query, *kv, **kwargs)
             change = ((whole.compute() - O) * g).sum((1, 3))
             self.effects += change.masked_fill(~self.kept, 0).sum(1)
             self.layer += 1
@@ -284,7 +202,7 @@ def test_kept_rows_add_what_their_attention_gives_to_first_order(family, task, n
     model = unlisted_model('MPNetForSequenceClassification', 0.2)
     model = random_model(family, task, 'sdpa') if family != 'MPNet' else model
     enc = random_inputs(model, 12)
-    terms, causal = removal_pass(model, enc), is_causal(model)
+    terms, causal = removal_pass(model, enc, stores_calls=True), is_causal(model)
     removed = torch.eye(12, dtype=torch.bool)
     read = rows_read(model, enc, terms.readout)
     every = changed_rows(~removed, read, causal)
@@ -293,7 +211,7 @@ def test_kept_rows_add_what_their_attention_gives_to_first_order(family, task, n
     assert int(some.sum()) <= n_rows and some[units][:, read].all()
     rows, hidden, kept = some[units], removed[units], (every & ~some)[units]
     rows_of = KeptRows(terms.attention, torch.zeros(len(rows)).long(), hidden, kept)
-    f = terms.stored.values(rows, hidden, terms.readout, receive=rows_of.receive)
+    f = terms.stored.values(rows, hidden, terms.readout, receive=rows_of.of_batch)
     order = rows.sum(1).argsort(stable=True)  # one batch, as `values` makes it
     mode = Evaluated(terms, rows[order], hidden[order], kept[order], causal)
     with mode, torch.no_grad():
@@ -313,7 +231,7 @@ def test_all_rows_of_a_budget_are_exact_loo(family, task, monkeypatch):
     scores = auto_scores(model, None, encs, passes=3 + 12)
     for i, (loo, n) in enumerate(zip(many_loo(model, encs), (12, 7), strict=True)):
         assert scores.info[i]['exact'] == list(range(n))
-        assert 'engine' not in scores.info[i]
+        assert scores.info[i]['engine'] == 'rows'
         assert close(scores.scores[i, :n], loo.scores)
 
 
@@ -323,13 +241,15 @@ def test_a_unit_needs_no_row_but_its_own_and_the_one_that_is_read(name):
     text = f'{SENTENCE} And so it went on, and on, and on, until the lights came up.'
     enc = encode(model, tokenizer, text)
     units = text_units(tokenizer, enc, text, [(0, 4), (6, 12)])
-    (estimate,), terms = begin_estimates(
-        model, tokenizer, [enc], None, [units], [None], [9.0]
+    (first,), terms = first_estimates(
+        model, tokenizer, [enc], None, [units], stores_calls=True
     )
-    n, read = len(units.number), rows_read(model, enc, estimate.posterior.whole.readout)
-    assert estimate.read == read and int(estimate.rows.all(0).sum()) > len(read)
+    (estimate,) = spend([first], 0, terms)
+    n, read = len(units.number), rows_read(model, enc, estimate.whole.readout)
+    assert estimate.read == read
+    assert int(estimate.changed.all(0).sum()) > len(read)
     spread = terms.spread[0, :n, : len(units)].T
-    some = choose_rows(spread, estimate.rows, estimate.read, 2)
+    some = choose_rows(spread, estimate.changed, estimate.read, 2)
     assert 0 < int(some.sum()) <= 2 and some[some.any(1)][:, read].all()
 
 
@@ -337,9 +257,26 @@ def test_a_unit_needs_no_row_but_its_own_and_the_one_that_is_read(name):
 def test_attention_of_another_layer_is_noticed(family, task):
     model = random_model(family, task, 'sdpa')
     enc = random_inputs(model, 12)
-    estimates, terms = begin_estimates(model, None, [enc], None, [None], [None], [13.0])
-    (e,) = estimates
-    arguments = (0, e.posterior.whole, e.members, e.rows, e.read)
+    first, terms = first_estimates(model, None, [enc], None, stores_calls=True)
+    (e,) = spend(first, 0, terms)
     wrong = terms._replace(attention=terms.attention[::-1])
-    assert not rows_are_right(wrong, *arguments)
-    assert rows_are_right(terms, *arguments)
+    assert not rows_are_right(wrong, 0, e)
+    assert rows_are_right(terms, 0, e)
+
+
+@pytest.mark.parametrize('name', ['sst2', 'reviews-sst2'])
+def test_rows_are_added_until_the_estimate_is_exact(name):
+    "A unit that gets rows has those from before, and no other unit changes."
+    model, tokenizer = shallow_demo(name)
+    enc = encode(model, tokenizer, SENTENCE)
+    (loo,) = many_loo(model, [enc])
+    first, terms = first_estimates(model, tokenizer, [enc], None, stores_calls=True)
+    (e,), off = spend(first, 1, terms), []
+    while not e.exact[e.is_content].all():
+        before, e = e, refined(e, 5)
+        assert not (before.computed & ~e.computed).any()
+        grown = (before.computed != e.computed).any(1)
+        assert grown.any() and e.planned_passes <= before.planned_passes + 5
+        assert torch.equal(before.value[~grown], e.value[~grown])
+        off.append(float((e.mean - loo.scores)[e.is_content].abs().max()))
+    assert off[-1] < 1e-4 * float(loo.scores.abs().max()) < off[0]

@@ -345,7 +345,7 @@ def test_the_rule(reviews):
     assert note.strip() in a._repr_html_() and a.to_dict()['is_redundant']
 
 
-@pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'removal+rows', 'ig'])
+@pytest.mark.parametrize('method', ['attn_lrp', 'removal', 'ig'])
 def test_methods_without_exact_rows(method):
     model, tokenizer = load_demo('sst2')
     (a,) = explain(model, tokenizer, 'a warm film', method=method)

@@ -32,7 +32,7 @@ Text: TypeAlias = Union[
 ]
 Texts: TypeAlias = Union[Text, Iterable[Text]]
 MethodName: TypeAlias = Literal[
-    Literal['auto', 'loo', 'removal', 'removal+rows', 'attn_lrp', 'cp_lrp', 'lrp'],
+    Literal['auto', 'loo', 'removal', 'attn_lrp', 'cp_lrp', 'lrp'],
     Literal['ig', 'rollout', 'rollout_residual', 'grad_x_input'],
 ]
 OneMethod: TypeAlias = Union[MethodName, str, Callable[..., Any]]

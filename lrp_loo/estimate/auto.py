@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['PASSES', 'GRADIENT_TIME', 'ROW_TIME', 'PADDED_ROW_TIME', 'exact_passes', 'affordable_passes', 'affordable',
-           'PartialEstimate', 'begin_estimates', 'add_rows', 'add_exact', 'auto_scores']
+           'add_units', 'spend', 'refined', 'auto_scores']
 
 # %% ../../nbs/lib/estimate_auto.ipynb #f282ef99
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch.nn import functional as F
 
 from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
-from . import Posterior, closed_forms, content_units
-from . import removal_rows_scores, unit_members
-from .one_pass import GRADIENT_PASS, RemovalTerms
-from .rows import choose_rows, row_effects, rows_are_right
-from ..inputs.scores import GeneratedReadout, Scores
+from . import Estimate, content_units, first_estimates
+from . import unit_members
+from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
+from .rows import add_rows, next_rows, rows_are_right, rows_of_text
+from ..inputs.scores import ROUNDING, GeneratedReadout, Scores, differs
+from ..inputs.scores import spread
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
@@ -28,7 +28,6 @@ from ..loo.precision import bfloat16_passes
 from ..loo.removals import Removal, as_removal, fill_id
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
 from ..loo.states import states_differ, why_no_states
-from ..models.call import counted_rows
 from ..models.structure import device_of
 
 # %% ../../nbs/lib/estimate_auto.ipynb #00000004
@@ -84,157 +83,82 @@ def affordable(
     return chosen, spent
 
 
-@dataclass(eq=False)
-class PartialEstimate:
-    "LOO of one text's units, exact for some and estimated for the others."
-
-    posterior: Posterior
-    members: torch.Tensor  # (n_units, T) bool: the tokens of each unit
-    exact_passes: float  # cost of exact LOO of every unit
-    cost: torch.Tensor  # (n_units,) forward passes that exact LOO of each takes
-    # (n_units, T) bool: rows that change with each unit; None: they are not computed
-    # one by one
-    rows: torch.Tensor | None = None
-    read: list[int] | None = None  # those of them that the output uses
-    passes: float = GRADIENT_PASS  # forward passes counted so far, padding included
-    planned_passes: float = GRADIENT_PASS  # the part of the budget that is spent
-
-    def more(
-        self,
-        passes: float,  # forward passes over the text
-    ) -> 'PartialEstimate':  # a new estimate; this one is unchanged
-        "Compute exact LOO of as many units as fit, the largest variance per pass first."
-        whole, stored, spent = self.posterior.whole, None, 0
-        if (self.cost < 1).any():  # a decoder: its keys and values are read again
-            _, stored = read_whole(whole.model, whole.enc, whole.readout, True)
-            spent = 1
-        estimate = replace(
-            self, passes=self.passes + spent, planned_passes=self.planned_passes + spent
-        )
-        (resumed,) = add_exact([estimate], passes - spent, stored)
-        return self if resumed is estimate else resumed
-
-    def as_scores(self) -> Scores:  # of one text
-        "Return the scores, with the passes spent and the expected correlation."
-        scores, whole = self.posterior.mean, self.posterior.whole
-        info = dict(
-            forward_equivalents=round(self.passes, 2),
-            planned_passes=round(self.planned_passes, 2),
-            exact_passes=round(self.exact_passes, 2),
-            **self.posterior.info(scores),
-        )
-        scores = scores.to(self.posterior.loo)[None]
-        return Scores(
-            scores, whole.value, whole.readout, info, partial_estimates=[self]
-        )
-
-
-def begin_estimates(
-    model: torch.nn.Module,
-    tokenizer: Tokenizer,
-    encs: list[dict[str, torch.Tensor]],  # encoded texts that can share a batch
-    target: OneTarget,  # see `as_target`
-    units: list[Units | None],
-    content: list[torch.Tensor | None],  # (T,) bool: tokens that may become exact
-    exact_passes: list[float],
-) -> tuple[list[PartialEstimate], RemovalTerms]:
-    "Return each text's estimate of one gradient pass, and the terms it computed."
-    terms, posteriors = closed_forms(model, tokenizer, encs, target, units, content)
-    causal, estimates = 'input_ids' in encs[0] and is_causal(model), []
-    for i, (enc, posterior) in enumerate(zip(encs, posteriors)):
-        members = unit_members(model, enc, units[i]).to(posterior.loo.device)
-        cost, rows = torch.ones(len(members)), None
-        has_states = 'input_ids' in enc and terms.stored.is_complete
-        read = rows_read(model, enc, posterior.whole.readout) if has_states else None
-        visible = members[:, : read[0] + 1] if causal and read else members
-        # a row that sees no key is left to the model
-        if read is not None and not visible.all(1).any():
-            rows = changed_rows(~members, read, causal)
-        if causal and rows is not None:
-            cost = rows.sum(1).cpu() / members.shape[1]
-        arguments = (posterior, members, exact_passes[i], cost, rows, read)
-        estimates.append(PartialEstimate(*arguments))
-    return estimates, terms
-
-
-def add_rows(
-    estimates: list[PartialEstimate],  # with rows that change
+def add_units(
+    estimates: list[Estimate],
     passes: float,  # forward passes over each text
-    terms: RemovalTerms,  # of these texts, in order
-) -> list[PartialEstimate]:
-    "Recompute as many rows of each text as fit, those of largest spread first."
-    plans = []  # (index, estimate, spread of its terms, rows to compute, units)
-    for i, e in enumerate(estimates):
-        if e.rows is not None:
-            n_units, n = e.rows.shape
-            spread = terms.spread[i, :n, :n_units].T
-            content = e.posterior.is_content.to(e.rows.device)[:, None]
-            candidates = e.rows & (content if content.any() else True)
-            some = choose_rows(spread, candidates, e.read, int(passes * n + 1e-6))
-            plans.append((i, e, spread, some, some.any(1).nonzero()[:, 0]))
-    if not any(some.any() for _, _, _, some, _ in plans):
-        return estimates
-
-    def joined(masks):
-        "Return the masks of the units of all texts, with False for padding."
-        units = (unit for *_, unit in plans)
-        T = terms.spread.shape[1]
-        padded = (F.pad(m[u], (0, T - m.shape[1])) for m, u in zip(masks, units))
-        return torch.cat(list(padded))
-
-    text = torch.cat([torch.full_like(unit, i) for i, *_, unit in plans])
-    rows = joined(some for _, _, _, some, _ in plans)
-    removed = joined(e.members for _, e, *_ in plans)
-    changed = joined(e.rows for _, e, *_ in plans)
-    with counted_rows(terms.stored.model) as counts:
-        scores = row_effects(terms, text, removed, changed, rows)
-    results, share = list(estimates), sum(counts) / int(rows.sum())
-    for i, e, spread, some, unit in plans:
-        rest = spread.masked_fill(some | ~e.rows, 0).norm(dim=1)[unit]
-        is_exact = (some == e.rows)[unit].all(1)
-        posterior = e.posterior.with_rows(unit, scores[text == i], rest, is_exact)
-        spent = int(some.sum()) / some.shape[1]
-        results[i] = replace(
-            e,
-            posterior=posterior,
-            passes=e.passes + spent * share,
-            planned_passes=e.planned_passes + spent,
-        )
-    return results
-
-
-def add_exact(
-    estimates: list[PartialEstimate],
-    passes: float,  # forward passes over each text
-    stored: StoredText | None,  # keys and values of these texts, in order
-) -> list[PartialEstimate]:  # the same estimate where nothing fits
+    stored: StoredText | None = None,  # keys and values of a single text
+) -> list[Estimate]:  # the same estimate where nothing fits
     "Compute exact LOO of as many units as fit, the largest variance per pass first."
     chosen = {}
     for i, e in enumerate(estimates):
-        posterior = e.posterior
-        candidates = posterior.is_content & ~posterior.exact
-        if not candidates.any():  # special and template tokens are the last
-            candidates = ~posterior.exact
-        units, spent = affordable(posterior.sd, e.cost, passes, candidates)
+        units, spent = affordable(e.sd, e.cost, passes, e.candidates)
         if units:
-            chosen[i] = units, spent
-    if not chosen:
-        return estimates
-    wholes = [estimates[i].posterior.whole for i in chosen]
-    keeps = [~estimates[i].members[units] for i, (units, _) in chosen.items()]
-    if stored is not None:
-        stored = stored.of_texts(list(chosen))
+            chosen[i] = torch.tensor(units), spent
+    wholes = [estimates[i].whole for i in chosen]
+    keeps = [~estimates[i].removed[units] for i, (units, _) in chosen.items()]
     results = list(estimates)
     for i, result in zip(chosen, read_variants(wholes, keeps, stored)):
         (units, spent), e = chosen[i], estimates[i]
-        posterior = e.posterior.with_loo(units, result.value - result.values)
-        results[i] = replace(
-            e,
-            posterior=posterior,
-            passes=e.passes + result.passes,
-            planned_passes=e.planned_passes + spent,
-        )
+        loo = (result.value - result.values).cpu()
+        results[i] = e.with_scores(units, e.changed[units], loo, result.passes, spent)
     return results
+
+
+def spend(
+    estimates: list[Estimate],  # of one gradient pass
+    passes: float,  # forward passes over each text
+    terms: RemovalTerms,  # of that pass, with attention calls
+) -> list[Estimate]:
+    "Recompute rows of each text, or whole tokens where rows cannot be computed."
+    model = terms.stored.model
+    for i, e in enumerate(estimates):
+        removed, changed = e.removed, torch.ones_like(e.changed)
+        read, reason = rows_of_text(e.whole, terms.stored, removed)
+        if read is not None:
+            changed = changed_rows(~removed, read, is_causal(model))
+        estimates[i] = replace(e, changed=changed, read=read, why_no_rows=reason)
+    with_rows = [i for i, e in enumerate(estimates) if e.read is not None]
+    if with_rows and passes > 0:
+        i = max(with_rows, key=lambda i: estimates[i].changed.shape[1])
+        if not rows_are_right(terms, i, estimates[i]):
+            states_differ(model)
+            return spend(estimates, passes, terms)
+    estimates = add_rows(estimates, passes, terms)
+    others = [i for i, e in enumerate(estimates) if e.read is None]
+    for i, e in zip(others, add_units([estimates[i] for i in others], passes)):
+        estimates[i] = e
+    return estimates
+
+
+def refined(
+    estimate: Estimate,
+    passes: float,  # forward passes over the text
+) -> Estimate:  # the same one if nothing fits
+    "Add rows to an estimate, or whole tokens if these take away more of its spread."
+    whole, has_rows = estimate.whole, estimate.read is not None
+    # a decoder's keys and values are read again
+    spent = 1 if has_rows and is_causal(whole.model) else 0
+    arguments = (estimate.cost, passes - spent, estimate.candidates)
+    units, _ = affordable(estimate.sd, *arguments)
+    by_units, by_rows = float(estimate.spread[units].square().sum()), 0.0
+    if has_rows:
+        rows = next_rows(estimate, passes - GRADIENT_PASS) & ~estimate.computed
+        by_rows = float(estimate.row_spread[rows].square().sum())
+    if by_rows > by_units:
+        spent = GRADIENT_PASS
+    elif not units:
+        return estimate
+    begun = replace(
+        estimate,
+        passes=estimate.passes + spent,
+        planned_passes=estimate.planned_passes + spent,
+    )
+    arguments = (whole.model, whole.enc, whole.readout)
+    if by_rows > by_units:
+        terms = removal_pass(*arguments, [estimate.units], stores_calls=True)
+        return add_rows([begun], passes - spent, terms)[0]
+    stored = read_whole(*arguments, stores_states=True)[1] if spent else None
+    return add_units([begun], passes - spent, stored)[0]
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
 def auto_scores(
@@ -322,61 +246,59 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
         raise ValueError(f"no estimate of LOO by {removal!r} is known; {advice}")
     if isinstance(target, GeneratedReadout):
         arguments = (encs[0], target, units[0], costs[0])
-        return [_estimate_generated(model, tokenizer, passes, *arguments)]
+        return [_estimate_generated(model, passes, *arguments)]
     if passes < GRADIENT_PASS:
         raise ValueError(
             f"passes={passes} is less than the cheapest estimate takes,"
             f" {GRADIENT_PASS}: a gradient pass; {advice}"
         )
     try:
-        arguments = (encs, target, units, content, costs)
-        estimates, terms = begin_estimates(model, tokenizer, *arguments)
+        arguments = (encs, target, units, content, True)
+        estimates, terms = first_estimates(model, tokenizer, *arguments)
     except ValueError as e:
         # an error of exact LOO has its own message
         read_whole(model, encs[0], target)
         raise ValueError(f"{e}; {advice}") from e
-    passes, model = passes - GRADIENT_PASS, terms.stored.model
-    with_rows = [i for i, e in enumerate(estimates) if e.rows is not None]
-    if with_rows and passes > 0:
-        i = max(with_rows, key=lambda i: estimates[i].rows.shape[1])
-        e = estimates[i]
-        arguments = (terms, i, e.posterior.whole, e.members, e.rows, e.read)
-        if not rows_are_right(*arguments):
-            states_differ(model)
-            one = torch.ones_like
-            estimates = [replace(e, rows=None, cost=one(e.cost)) for e in estimates]
-            with_rows = []
-    estimates = add_rows(estimates, passes, terms)
-    others = [i for i in range(len(estimates)) if i not in with_rows]
-    if others:
-        # keys and values, or what enters an encoder's first layer
-        has_states = not why_no_states(model) and terms.stored.is_complete
-        stored = terms.stored.of_texts(others) if has_states else None
-        added = add_exact([estimates[i] for i in others], passes, stored)
-        for i, estimate in zip(others, added):
-            estimates[i] = estimate
+    estimates = [replace(e, exact_passes=c) for e, c in zip(estimates, costs)]
+    estimates = spend(estimates, passes - GRADIENT_PASS, terms)
     return [estimate.as_scores() for estimate in estimates]
 
 
-def _estimate_generated(model, tokenizer, passes, enc, target, units, cost):
-    "Return `Scores` of all generated tokens by recomputed rows, as many as fit."
+def _estimate_generated(model, passes, enc, target, units, cost):
+    "Return `Scores` of all generated tokens, by the rows nearest behind each unit."
     advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
-    n_tokens = enc['input_ids'].shape[1]
-    n_units = n_tokens if units is None else len(units)
-    n_read = target.n_rows
-    n_rows = int((passes - 1) * n_tokens / n_units) - n_read + 1
-    if n_rows < 1:
-        min_passes = 1 + n_units * n_read / n_tokens
+    whole, stored = read_whole(model, enc, target, not why_no_states(model))
+    removed = unit_members(model, enc, units)
+    read, reason = rows_of_text(whole, stored, removed)
+    if reason:
+        raise ValueError(
+            f"the rows of {type(model).__name__} cannot be computed one by one:"
+            f" {reason}; {advice}"
+        )
+    n_units, n_tokens = removed.shape
+    n_rows = int((passes - 1) * n_tokens / n_units)
+    if n_rows < len(read):
+        min_passes = 1 + n_units * len(read) / n_tokens
         raise ValueError(
             f"passes={passes:g} is too few: the text and the output's rows,"
-            f" {n_read} per unit, cost {min_passes:.3g} passes; take that or more;"
+            f" {len(read)} per unit, cost {min_passes:.3g} passes; take that or more;"
             f" {advice}"
         )
-    options = dict(n_rows=n_rows, rest=False, units=[units])
-    try:
-        scores = removal_rows_scores(model, tokenizer, [enc], target, **options)
-    except ValueError as e:
-        raise ValueError(f"{e}; {advice}") from e
-    for info in scores.info:
-        info['exact_passes'] = round(cost, 2)
-    return scores
+    changed, position = changed_rows(~removed, read, True), torch.arange(n_tokens)
+    distance = position - (removed * position).cummax(1).values
+    distance[:, read] = -1
+    nearest = distance.masked_fill(~changed, n_tokens).argsort(dim=1, stable=True)
+    rows = torch.zeros_like(changed).scatter(1, nearest[:, :n_rows], True) & changed
+    # and f(x), with nothing removed
+    rows = torch.cat([rows, rows[:1]])
+    hidden = torch.cat([removed, torch.zeros_like(removed[:1])])
+    values = stored.values(*(m.to(device_of(model)) for m in (rows, hidden)), target)
+    if differs(values[-1:], whole.value, spread(values), ROUNDING):
+        raise ValueError(
+            f"{type(model).__name__} gives other numbers if rows of the text are"
+            f" computed anew; {advice}"
+        )
+    info = dict(exact=[], engine='nearest rows', exact_passes=round(cost, 2))
+    info['forward_equivalents'] = 1 + int(rows[:-1].sum()) / n_tokens
+    scores = (whole.value - values[:-1]).T
+    return Scores(scores, whole.value.flatten(), whole.readout, info)

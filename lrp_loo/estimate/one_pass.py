@@ -138,9 +138,10 @@ _QKV = ('query', 'key', 'value')
 class _FusedCalls(AttentionMode):
     "The fused attention calls of a pass, in their order."
 
-    def __init__(self, receive):
+    def __init__(self, receive, stores_calls):
         super().__init__()
         self.receive = receive  # called with (index, ∂f/∂O, ∂f/∂A, A)
+        self.stores_calls = stores_calls
         self.weights = []  # A of the eager calls in this context
         self.queries = []
         self.calls = []  # the same calls without their history
@@ -168,8 +169,9 @@ class _FusedCalls(AttentionMode):
         self.shapes[index] = (*q.shape[:-1], fused.key.shape[-2])
         self.positions[index] = POSITIONS.get()
         self.queries.append(q)
-        detached = (x.detach() for x in (q, fused.key, fused.value))
-        self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
+        if self.stores_calls:
+            detached = (x.detach() for x in (q, fused.key, fused.value))
+            self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
         return _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused, partial(self.receive, index)
         )
@@ -193,8 +195,9 @@ class _Pass:
     the last call to the first. Calls have indices in the order of layers.
     """
 
-    def __init__(self, model, batch, units, weights):
+    def __init__(self, model, batch, units, weights, stores_calls):
         self.model = model
+        self.stores_calls = stores_calls
         self.batch = batch
         self.is_text = 'input_ids' in batch
         # (batch, T, n_units) 0 or 1; None: every token is a unit
@@ -317,7 +320,8 @@ class _Pass:
         """
         self.exclude_own_rows(dO, index)
         self.add_heads(index, g, A)
-        self.gradients[index] = dO
+        if self.stores_calls:
+            self.gradients[index] = dO
 
     def next_batch(self):
         "Store the sums of the current batch, and reset them."
@@ -355,9 +359,12 @@ class _Pass:
         rules.attention.clear()  # the recorded logits are not needed any more
         return out, weights
 
+    def fused_calls(self):
+        return _FusedCalls(self.receive, self.stores_calls)
+
     def run(self, target):
         "Run one backward pass through all layers; return explained numbers, readout."
-        calls, states, outputs = _FusedCalls(self.receive), [], []
+        calls, states, outputs = self.fused_calls(), [], []
         self.positions = calls.positions
         if isinstance(target, GeneratedReadout):
             out, weights = self.forward(gradient())
@@ -367,12 +374,13 @@ class _Pass:
         else:  # a known model: noting operations takes a third of a short pass
             family = family_of(self.model)
             is_eager = family is not None and family.position_bias is not None
-            hooks = projection_hooks(self.model, states, outputs) if is_eager else []
+            stores = is_eager and self.stores_calls
+            hooks = projection_hooks(self.model, states, outputs) if stores else []
             with calls, self.key_weights(), forward_hooks(hooks):
                 out, weights = forward(self.model, self.batch), calls.weights
         # of calls of both kinds the order is unknown
         if not calls.is_complete or calls.queries and weights:
-            calls = _FusedCalls(self.receive)
+            calls = self.fused_calls()
             out, weights = self.forward(gradient())
         self.calls = calls.calls
         readout = as_readout(target, out, self.batch)
@@ -433,7 +441,7 @@ class RemovalTerms(NamedTuple):
     readout: Readout
     spread: torch.Tensor  # as `terms`: root of the sum of squares
     stored: StoredText  # keys and values of each attention call
-    # each attention call and ∂f/∂O, (batch, heads, T, d), None if there is none
+    # each stored attention call and ∂f/∂O, (batch, heads, T, d), or None
     attention: list[tuple[AttentionCall, torch.Tensor | None]]
 
 
@@ -446,15 +454,18 @@ def removal_pass(
     units: list[Units | None] | None = None,
     # (batch, n_units) mask weights under which the model runs; None: 1
     weights: torch.Tensor | None = None,
+    # True: return each attention call and what enters the layers, for `row_effects`
+    stores_calls: bool = False,
 ) -> RemovalTerms:
     "Run one forward and one backward pass; return the effect of removing each unit."
     if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'removal')
     with gradients_enabled(model, [batch]) as (batch,):
-        one_pass, inputs = _Pass(model, batch, units, weights), []
+        one_pass, inputs = _Pass(model, batch, units, weights, stores_calls), []
+        stores_input = stores_calls and 'input_ids' in batch
         with (
             read_row_only(model, target),
-            forward_hooks(input_hooks(model, inputs) if 'input_ids' in batch else []),
+            forward_hooks(input_hooks(model, inputs) if stores_input else []),
             watch_embeddings(model) as one_pass.embeddings,
         ):
             values, readout = one_pass.run(target)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.arguments import Tokenizer
-from . import closed_forms, unit_members
+from . import first_estimates, unit_members
 from .one_pass import GRADIENT_PASS
 from ..inputs.scores import ROUNDING
 from ..inputs.targets import OneTarget
@@ -238,8 +238,8 @@ def sets_of_units(
         if removal.by_mask and subsets.room > GRADIENT_PASS:
             # a model that mixes tokens outside attention has no such terms
             with contextlib.suppress(ValueError):
-                _, (posterior,) = closed_forms(model, tokenizer, [enc], target, [units])
-                spread = posterior.spread.cpu()[content]
+                (e,), _ = first_estimates(model, tokenizer, [enc], target, [units])
+                spread = e.spread[content]
                 worth += spread[:, None] * spread / spread.square().max()
                 subsets.spent += GRADIENT_PASS
         return likely_pairs(worth)

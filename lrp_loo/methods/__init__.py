@@ -23,7 +23,7 @@ from ..core.hooks import restores_state
 from ..core.tensors import check_encodings, share_a_batch
 from ..core.tools import progress_bar
 from ..estimate import content_units, unit_members
-from ..estimate.auto import PASSES
+from ..estimate.auto import PASSES, refined
 from ..estimate.parts import PART_METHODS, part_scores
 from ..estimate.sets import TextNumber, content_mask, sets_of_units
 from ..inputs.call import WINDOW, CallInputs, as_list, class_names
@@ -657,8 +657,8 @@ def refine(
     a: Attribution,  # of method 'auto', made by this process; it is not changed
     passes: int = PASSES,  # additional forward passes over the text
 ) -> Attribution:  # another record
-    """Continue an estimate without computing exact rows and tokens again. Remove its
-    intervals, which hold only for the earlier budget.
+    """Add rows (tokens, where rows cannot be computed) to an estimate, until it is exact
+    LOO. Remove its intervals, which hold only for the earlier budget.
     """
     whole_number('passes', passes)
     if not isinstance(a, Attribution):
@@ -673,22 +673,22 @@ def refine(
             f" most {WINDOW} texts, got a map of {a.called}; explain the text again"
         )
     estimate, state = a.partial_estimate, a.model_state
-    if not state.holds(estimate.posterior.whole.model):
+    if not state.holds(estimate.whole.model):
         raise ValueError(
             "the model has changed since it made this map (its weights, training mode,"
             " hooks, configuration or code); set it back, or explain the text again"
         )
     limit = estimate.passes + passes
     # content first: what is left is for special tokens and those of a template
-    while (after := estimate.more(limit - estimate.passes)) is not estimate:
+    while (after := refined(estimate, limit - estimate.passes)) is not estimate:
         estimate = after
     scores = estimate.as_scores()
     row = scores.scores[0, : len(a)].float().cpu()
     of_budget = ('low', 'high', 'confidence', 'seconds')
     info = {k: v for k, v in a.info.items() if k not in of_budget}
-    refined = dataclasses.replace(a, scores=row, info=info | scores.info[0])
-    refined.partial_estimate, refined.model_state = estimate, state
-    return refined
+    more = dataclasses.replace(a, scores=row, info=info | scores.info[0])
+    more.partial_estimate, more.model_state = estimate, state
+    return more
 
 
 def explain_labels(

@@ -19,7 +19,7 @@ import torch
 
 from ..core.arguments import Methods, OneMethod, one_of
 from ..core.hooks import restores_state
-from ..estimate import removal_rows_scores, removal_scores
+from ..estimate import removal_scores
 from ..estimate.auto import auto_scores
 from ..lrp.composite import Composite, attn_lrp, cp_lrp, gradient
 from .baselines import ig_scores, loo_scores, lrp_scores, rollout_scores
@@ -245,7 +245,6 @@ METHODS = {
         _lrp_method(partial(Composite, name='lrp'), takes_composite=True), 'LRP', 'C9'
     ),
     'removal': _PerToken(removal_scores, 'removal', 'C3'),
-    'removal+rows': _PerToken(removal_rows_scores, 'removal + rows', '#008080'),
     'grad_x_input': _PerToken(_lrp_method(gradient), 'grad × input', '0.6'),
 }
 

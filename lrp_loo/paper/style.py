@@ -100,6 +100,7 @@ FULL_NAMES = NAMES | {
     'rollout_residual': 'attention rollout + identity',
     'grad_x_input': 'gradient × input',
     'removal+loo': 'removal + Leave-One-Out',
+    'removal+rows': 'removal + rows',
 }
 MARKERS = {
     'loo': '*',

@@ -30,7 +30,7 @@ FAINT = 0.15  # share of the largest score below which a cell has no + or −
 # colours, from the second on a word is named as a reason
 LEAST_EFFECT, LEAST_REASON = 0.01, 0.05
 NO_REASON = 'no single word carries this answer'
-LOO_METHODS = ('auto', 'loo', 'removal')  # and 'removal+rows'
+LOO_METHODS = ('auto', 'loo', 'removal')
 
 
 def score_colour(

@@ -540,7 +540,7 @@ def audit_generation(
     tokenizer: Tokenizer,  # its tokenizer
     prompts: Iterable[str | list[dict[str, Any]]],  # texts, or lists of messages
     # names of METHODS, or name → (method, options)
-    method: Methods = ('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal+rows'),
+    method: Methods = ('auto', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'removal'),
     max_new_tokens: int = 20,  # greatest length of the model's own continuation
     progress: bool = True,  # show a bar
     tools: list[Any] | None = None,  # of chats, see `explain_generation`

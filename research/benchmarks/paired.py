@@ -30,9 +30,7 @@ for line in sys.stdin:
 """
 METHODS = [
     dict(method=m)
-    for m in (
-        'loo removal removal+rows attn_lrp cp_lrp ig rollout grad_x_input'
-    ).split()
+    for m in ('loo removal attn_lrp cp_lrp ig rollout grad_x_input').split()
 ]
 METHODS += [dict(method='loo', units='word')]
 

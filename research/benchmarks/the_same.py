@@ -146,7 +146,6 @@ OPTIONS = {
     ],
     'rollout': [dict(residual=True)],
     'loo': [dict(token_budget=32), dict(removal='none such')],
-    'removal+rows': [dict(n_rows=2), dict(n_rows=6, rest=False)],
 }
 RULES = (  # of `Composite`
     *(dict(product='gradient'), dict(gate='constant'), dict(layer_norm='gradient')),
@@ -170,7 +169,7 @@ CONTEXT |= dict(template='{context} {question}')
 DELETED = dict(removal='delete', chunk=2, target=1, **QUIET)
 SHORT = dict(max_new_tokens=4, log_prob=False, units='word')
 ONE, AUTO = [{}], ['auto']
-EACH = ('loo', 'attn_lrp', 'removal+rows')
+EACH = ('loo', 'attn_lrp', 'auto')
 CASES = {  # part → rows of: function, models, arguments, methods, options
     'explain': (
         ('explain', ['sst2'], (TEXT,), METHODS, [dict(units=u) for u in UNITS]),

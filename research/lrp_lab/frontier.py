@@ -33,9 +33,8 @@ from lrp_lab.parts import (
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.evaluate.results import Results, read_json, read_results
 from lrp_loo.estimate import FLOOR
-from lrp_loo.estimate import log_odds, unit_members
-from lrp_loo.estimate.auto import begin_estimates
-from lrp_loo.estimate.auto import exact_passes
+from lrp_loo.estimate import first_estimates, log_odds, unit_members
+from lrp_loo.estimate.auto import exact_passes, spend
 from lrp_loo.loo import many_loo
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.structure import n_layers
@@ -261,16 +260,17 @@ def error_row(model, tokenizer, enc, target, content) -> dict:
     """
     members = unit_members(model, enc, None)
     passes = exact_passes(model, enc, target, members)
-    texts = ([enc], target, [None], [content], [passes])
-    (estimate,), _ = begin_estimates(model, tokenizer, *texts)
-    p, own = estimate.posterior, estimate.posterior.is_content
-    (loo,) = many_loo(model, [enc], p.whole.readout)
-    loo, cost = loo.scores, estimate.cost
-    tokens = dict(e=p.closed_form, s=p.spread, loo=loo, cost=cost)
+    texts = ([enc], target, [None], [content])
+    (first,), terms = first_estimates(model, tokenizer, *texts, stores_calls=True)
+    (e,) = spend([first], 0, terms)
+    own, whole = e.is_content, e.whole
+    (loo,) = many_loo(model, [enc], whole.readout)
+    loo = loo.scores
+    tokens = dict(e=e.closed_form, s=e.spread, loo=loo, cost=e.cost)
     tokens = {
         k: [float(f'{v:.6g}') for v in x[own].tolist()] for k, x in tokens.items()
     }
-    about = dict(log_odds=log_odds(p.whole.readout, float(p.whole.value)))
+    about = dict(log_odds=log_odds(whole.readout, float(whole.value)))
     about |= dict(n_layers=n_layers(model), exact_passes=passes)
     text, budgets = (model, tokenizer, [enc], 'auto', target, None, [content]), {}
     for n in BUDGETS:
@@ -291,7 +291,7 @@ def within_budget(a, loo, own) -> dict:
     low, high = a.info['expected_r_range']
     apart, rounding = (scores - loo).abs(), 1e-9
     x, y = scores - scores.mean(), loo - loo.mean()
-    reach = student_t.ppf(0.95, a.partial_estimate.posterior.dof) * sd
+    reach = student_t.ppf(0.95, a.partial_estimate.dof) * sd
     found = dict(
         r=r,
         planned=a.info['planned_passes'],
