@@ -277,6 +277,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings('ignore:no rule for GeLUFunctionBackward')
 @pytest.mark.parametrize('reason', REFUSED)
 def test_an_estimate_names_why_rows_are_not_recomputed(reason):
     model = REFUSED[reason]()
