@@ -77,6 +77,8 @@ class Estimate:
     why_no_rows: str = ''  # the reason, if they are
     computed: torch.Tensor | None = None  # (n, T) bool: rows computed anew; None: none
     value: torch.Tensor | None = None  # (n,) e_j; None: the closed form
+    # value and spread, (n,) each, before the last rows; None: of one pass
+    before: tuple[torch.Tensor, torch.Tensor] | None = None
     exact_passes: float = math.inf  # cost of exact LOO of every unit
     passes: float = GRADIENT_PASS  # forward passes counted so far, padding included
     planned_passes: float = GRADIENT_PASS  # the part of the budget that is spent
@@ -89,11 +91,12 @@ class Estimate:
         self.exact, has_rows = ~left.any(1), self.computed.any(1)
         spread = self.row_spread.masked_fill(~left, 0).norm(dim=1)  # s_j
         self.spread = torch.where(has_rows, spread, first_spread)
+        self.before = self.before or (self.closed_form, first_spread)
         # NumPy's calls on few numbers take a third of torch's time
-        parts = (self.value, self.closed_form, self.spread, first_spread)
-        value, closed_form, s, first = (x.double().numpy() for x in parts)
+        parts = (self.value, self.spread, first_spread, *self.before)
+        value, s, first, *before = (x.double().numpy() for x in parts)
         content, exact = self.is_content.numpy(), self.exact.numpy()
-        e, s = np.where(exact, closed_form, value), np.where(exact, first, s)
+        e, s = (np.where(exact, *pair) for pair in zip(before, (value, s)))
         known = exact & content
         # positive if no row attends to a unit
         d = s**2 + MIXED * s * (first - s) + 1e-12
@@ -145,8 +148,10 @@ class Estimate:
         planned: float,  # the part of the budget
     ) -> 'Estimate':
         "Return the estimate with these rows computed anew."
+        parts = zip(self.before, (self.value, self.spread))
         return replace(
             self,
+            before=tuple(x.index_copy(0, units, now[units]) for x, now in parts),
             computed=self.computed.index_copy(0, units, rows),
             value=self.value.index_copy(0, units, scores.to(self.value)),
             passes=self.passes + passes,
