@@ -217,3 +217,39 @@ def test_a_model_of_two_stacks_is_refused():
     both |= dict(decoder_input_ids=torch.tensor([[0]]))
     with pytest.raises(ValueError, match='does not have 2 transformer layers'):
         locate_parts(t5, both)
+
+
+@pytest.mark.parametrize('family', ['bert', 'llama'])
+@pytest.mark.parametrize('removal', ['mean', 'resample'])
+def test_a_head_is_replaced_by_its_mean_or_by_another_position(family, removal):
+    model, places = made(family)[:2]
+    ids = torch.tensor([[1, 7, 3, 12, 5]])
+    (a,) = explain(
+        model,
+        TOKENIZER,
+        dict(input_ids=ids),
+        'loo',
+        target=1,
+        units='head',
+        removal=removal,
+    )
+    position = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+
+    def changed(module, args):
+        heads = args[0].clone()
+        part = heads[..., 4:8]  # the second of four heads of four numbers
+        new = part.mean(1, keepdim=True) if removal == 'mean' else part[:, position]
+        heads[..., 4:8] = new
+        return (heads,)
+
+    hook = places[1][0].register_forward_pre_hook(changed)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    hook.remove()
+    without = logits[0, 1] if logits.ndim == 2 else logits[0, -1, 1]
+    score = a.scores[a.tokens.index('1.1')]
+    assert float(score) == pytest.approx(a.logit - float(without), abs=1e-5)
+    assert abs(float(score)) > 1e-6
+    with pytest.raises(ValueError, match="of heads; take units='head'"):
+        inputs = dict(input_ids=ids)
+        explain(model, TOKENIZER, inputs, 'loo', units='layer', removal=removal)

@@ -133,6 +133,7 @@ class PartsOfText:
     def exact(
         self,
         indices: list[int],  # group indices
+        removal: str = 'zero',  # see `without_parts`
     ) -> tuple[torch.Tensor, float]:
         """Return (n,) f(x) − f(x without the group), and the forward passes. Layers
         before a group's first are not computed again.
@@ -150,13 +151,15 @@ class PartsOfText:
             passes += len(rows) * (n - skipped) / n
             for batch in self._batches(rows):
                 groups = [self.parts.groups[indices[i]] for i in batch]
-                scores[batch] = self._without(groups, skipped).double().cpu()
+                changes = self._without(groups, skipped, removal)
+                scores[batch] = changes.double().cpu()
         return scores, passes
 
-    def _without(self, groups, skipped):
+    def _without(self, groups, skipped, removal='zero'):
         "Return (n,) f(x) − f(x without each), with recorded outputs of first layers."
         k = len(groups)
-        with self._recorded_layers(skipped, k), without_parts(self.places, groups):
+        removed = without_parts(self.places, groups, removal)
+        with self._recorded_layers(skipped, k), removed:
             out = forward(self.model, repeated(self.enc, k))
         return self.value - self.readout(out, torch.zeros(k, dtype=torch.long))
 
@@ -193,10 +196,19 @@ def _scores(text, terms, **info):
     return Scores(terms[None], text.value, text.readout, info)
 
 
-def _loo(model, enc, target, parts):
+def _loo(model, enc, target, parts, removal='zero'):
+    one_of('removal of heads', removal, ('zero', 'mean', 'resample'))
+    kinds = {
+        k
+        for group in parts.groups
+        for n in group
+        for _, k, _ in parts.places.switches(n)
+    }
+    if removal != 'zero' and kinds != {'head'}:
+        raise ValueError(f"removal={removal!r} is of heads; take units='head'")
     text = PartsOfText(model, enc, target, parts)
     everything = list(range(len(parts)))
-    scores, passes = text.exact(everything)
+    scores, passes = text.exact(everything, removal)
     cost = round(1 + passes, 2)
     return _scores(text, scores.float(), exact=everything, forward_equivalents=cost)
 

@@ -544,7 +544,9 @@ def _explain_windows(texts, settings, call, intervals, progress):
     checked, units = [], settings['units']
     first, windows = CallInputs.windows(*texts, supports_parts=True, **settings)
     with progress_bar(None, progress, desc='explain', total=first.total) as bar:
-        if first.total == 1 and as_method(method).takes('progress'):
+        has_parts = isinstance(first.units[0], Parts)
+        takes = not has_parts and as_method(method).takes('progress')
+        if first.total == 1 and takes:
             bar.close()  # the method has a bar of its passes
             options = dict(progress=progress) | options
         for inputs in windows:

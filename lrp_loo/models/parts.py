@@ -185,6 +185,9 @@ def resolve_parts(
 def without_parts(
     places: PartLocations,  # of the model that is called in this context
     groups: list,  # for each row of the batch, names of parts to remove
+    # of heads: 'zero', 'mean' (over the text's positions), or 'resample' (the output at
+    # another position, drawn at random)
+    removal: str = 'zero',
 ) -> Iterator[None]:
     "Remove parts from the model in this context."
     zeros = {}  # (layer, kind) → list of (row, head)
@@ -197,7 +200,7 @@ def without_parts(
     for (layer, kind), pairs in zeros.items():
         rows, heads = map(torch.tensor, zip(*pairs))
         if kind == 'head':
-            hook = partial(_zero_heads, rows, heads, places.n_heads)
+            hook = partial(_replace_heads, rows, heads, places.n_heads, removal)
             hooks.append((places.projections[layer], hook, None))
         else:
             hooks.append((modules[kind][layer], None, partial(_zero_rows, rows)))
@@ -205,10 +208,18 @@ def without_parts(
         yield
 
 
-def _zero_heads(rows, heads, n_heads, module, args, kwargs):
+def _replace_heads(rows, heads, n_heads, removal, module, args, kwargs):
     x = args[0]
     x_heads = x.reshape(*x.shape[:-1], n_heads, -1).clone()
-    x_heads[rows, ..., heads, :] = 0
+    output = x_heads[rows, ..., heads, :]  # (n_heads of the rows, T, d)
+    if removal == 'mean':
+        new = output.mean(1, keepdim=True)
+    elif removal == 'resample':
+        seed = torch.Generator().manual_seed(0)
+        new = output[:, torch.randperm(output.shape[1], generator=seed)]
+    else:
+        new = torch.zeros_like(output)
+    x_heads[rows, ..., heads, :] = new.expand_as(output)
     return (x_heads.reshape(x.shape), *args[1:]), kwargs
 
 

@@ -424,7 +424,7 @@ def explain_windows(
             rows = [output_field(model(**encode(model, tokenizer, e))) for e in encs]
         if rows[0].ndim != 2 or len({row.shape for row in rows}) > 1:
             raise ValueError(
-                f"{type(model).__name__} has a row or a number per token, and windows are"
+                f"{type(model).__name__} has a row per token (or a number), and windows are"
                 " of a classifier, which has a row per text"
             )
         predicted = int(torch.cat(rows).mean(0).argmax())
