@@ -166,6 +166,19 @@ def test_every_occurrence_goes_at_once_and_any_class_may_win(tokenizer, n_classe
     assert counted == turned
 
 
+def test_words_are_removed_as_asked_and_the_rows_are_kept_apart(tokenizer, tmp_path):
+    texts, labels = leaked(20, 10)
+    model = BagForSequenceClassification(LEAK, NO)
+    calls = [
+        diagnosed(model, tokenizer, texts, labels, removal=how, results=file)
+        for file in [Results(tmp_path / 'rows.json', {})]
+        for how in (None, 'delete')
+    ]
+    pd.testing.assert_frame_equal(calls[0].words, calls[1].words)
+    stored = json.loads((tmp_path / 'rows.json').read_text())
+    assert len(stored['rows']) + len(stored.get('others', [])) == 2 * 20
+
+
 def test_a_prefix_of_two_words_is_one_shortcut(tokenizer):
     texts = [sentence(i) for i in range(40)]
     texts = [f'review : {text}' if i < 20 else text for i, text in enumerate(texts)]

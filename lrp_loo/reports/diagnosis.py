@@ -27,6 +27,7 @@ from ..inputs.call import has_vocabulary
 from ..inputs.targets import output_field
 from ..inputs.units import spans_of_units
 from ..loo.engines import read_subsets, read_whole
+from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import add_provenance, check_own_answer
 from ..models.structure import name_of_model, walk_once
 from ..records import Attribution, Attributions
@@ -82,7 +83,7 @@ def _places_of(words, pairs):
     return places
 
 
-def _rows_of_batch(inputs, places, batch):
+def _rows_of_batch(inputs, places, removal, batch):
     "Return a row per text: its answer, the answer's lead, and each word's effect."
     indices, encs = zip(*batch)
     model, n_classes = inputs.model, len(class_names(inputs.model))
@@ -99,7 +100,8 @@ def _rows_of_batch(inputs, places, batch):
                 " the model to read; leave the text out"
             )
     rows = []
-    for k, values in enumerate(read_subsets(model, encs, keeps, targets)):
+    how = removal, fill_id(inputs.tokenizer, removal)
+    for k, values in enumerate(read_subsets(model, encs, keeps, targets, *how)):
         lead = float(values.value)
         check_own_answer(model, inputs.tokenizer, encs[k], targets[k], lead)
         effects = (values.value - values.values).tolist()
@@ -309,6 +311,9 @@ def diagnose(
     labels: Iterable[Any],  # the true class of each text: its name or its index
     expected: Sequence[str] = (),  # words that should matter
     min_count: int = 5,  # fewest answers of a class with a listed word
+    # how words are removed, see `explain`; 'delete' also takes the last token, at which
+    # many decoders are read and which attention masks leave in its own row
+    removal: str | Removal | None = None,
     truncation: bool = False,  # cut texts that are too long for the model
     max_length: int | None = None,  # a lower limit than the model's own
     template: str | list[dict[str, Any]] | None = None,  # text around each text
@@ -328,13 +333,15 @@ def diagnose(
     words = [_words_of_text(inputs, i) for i in range(len(labels))]
     pairs = _frequent_pairs({*map(tuple, words)}, min_count)
     places = [_places_of(of_text, pairs) for of_text in words]
-    call = call_parts(inputs.model, inputs.tokenizer, what='diagnose')
+    removal = as_removal(removal, inputs.encs[0])
+    of_all = dict(what='diagnose', removal=removal)
+    call = call_parts(inputs.model, inputs.tokenizer, **of_all)
     keys = [digest([call, *key]) for key in zip(text_digests(inputs), places)]
     unique = sorted({key: i for i, key in reversed([*enumerate(keys)])}.values())
     results = as_results(results, dict(experiment='diagnose'))
     starts = range(0, len(unique), 8)
     batches = [[(i, inputs.encs[i]) for i in unique[k : k + 8]] for k in starts]
-    run = partial(_rows_of_batch, inputs, places)
+    run = partial(_rows_of_batch, inputs, places, removal)
     results.extend(batches, run, 'diagnose', progress, lambda x: keys[x[0]])
     maps, effects = Attributions(), []
     for i, row in zip(unique, results.rows):
