@@ -210,16 +210,16 @@ def test_auto_follows_the_rule_and_says_so(monkeypatch, has_hardware):
 
     monkeypatch.setattr(precision, 'multiplies_bfloat16', lambda device: has_hardware)
     model, tokenizer = load_demo('sst2')
-    short = 'Not bad at all.'
-    maps = explain(model, tokenizer, [TEXT, short], 'loo', precision='auto')
+    long, short = f'{TEXT} {TEXT}', 'Not bad at all.'
+    maps = explain(model, tokenizer, [long, short], 'loo', precision='auto')
     expected = 'bfloat16' if has_hardware else 'float32'
     assert [a.info['precision'] for a in maps] == [expected, 'float32']
     assert [a.exact for a in maps] == [not has_hardware, True]
     assert len(maps[0]) >= LEAST_UNITS > len(maps[1])
     narrow = load_demo('reviews-sst2')  # layers that are too small to gain
-    assert explain(*narrow, TEXT, 'loo', precision='auto')[0].exact
+    assert explain(*narrow, long, 'loo', precision='auto')[0].exact
     if not has_hardware:
-        plain = explain(model, tokenizer, [TEXT, short], 'loo')
+        plain = explain(model, tokenizer, [long, short], 'loo')
         assert all(torch.equal(a.scores, b.scores) for a, b in zip(maps, plain))
 
 
