@@ -17,7 +17,6 @@ import threading
 import time
 from pathlib import Path
 
-import pandas as pd
 import ray
 from ray.cluster_utils import Cluster
 
@@ -68,11 +67,6 @@ def kill(cluster, node, folder, n, said):
     said['killed'] = True
 
 
-def rows_written(out):
-    "As they stand in the files, double ones too."
-    return pd.concat([pd.read_parquet(f) for f in sorted(out.glob('*.parquet'))])
-
-
 def run(texts, folder, batch_size=2):
     "What came of it, as results/ray.json has it."
     out, marks = folder / 'out', folder / 'marks'
@@ -103,7 +97,7 @@ def run(texts, folder, batch_size=2):
     finally:
         ray.shutdown()
         cluster.shutdown()
-    written, read = rows_written(out), read_sweep(out)
+    read = read_sweep(out)
     sweep('demo', None, texts, folder / 'plain', 'attn_lrp', **how)
     plain = read_sweep(folder / 'plain')
     same = ['index', 'text_sha256', 'target']
@@ -122,8 +116,6 @@ def run(texts, folder, batch_size=2):
         calls=calls,
         stopped=stopped,
         rows_expected=len(texts),
-        rows_in_the_files=len(written),
-        duplicates_in_the_files=int(written.duplicated(['index', 'method']).sum()),
         rows_read=len(read),
         duplicates_read=int(read.duplicated(['index', 'method']).sum()),
         rows_unlike_one_process=int(differ.sum()),
