@@ -25,7 +25,7 @@ TASKS = (
     ' Half precision'
 ).split(', ')
 PAGES = (
-    'explain trust showing templates data_sets command_line generation summaries pairs'
+    'explain trust showing templates data_sets command_line generation summaries leaks sets pairs'
     ' functions parts other_tools stability'
 ).split()
 MOST_LINES = 12  # of a page's own code
