@@ -8,7 +8,6 @@ __all__ = []
 # %% ../nbs/lib/package.ipynb #00000002
 #| eval: false
 import warnings as _warnings
-from importlib.util import find_spec as _find_spec
 
 import lazy_loader as _lazy
 
@@ -25,7 +24,3 @@ def __getattr__(name):
     from .core.tools import describe_parameters
 
     return describe_parameters(_attribute(name))
-
-
-if _find_spec('pyarrow') is None:  # `import *` works without what `sweep` needs
-    __all__.remove('sweep')
