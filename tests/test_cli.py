@@ -319,4 +319,6 @@ def test_the_command_line_shows_a_bar_of_loo(monkeypatch):
     monkeypatch.setattr('lrp_loo.loo.progress_bar', made)
     monkeypatch.delenv('TQDM_DISABLE', raising=False)
     assert main(['explain', SENTENCE, '--method', 'loo']) == 0
-    assert [(bar.n, bar.total, hidden) for bar, hidden in bars] == [(12, 12, False)]
+    assert [(bar.n, bar.total, hidden) for bar, hidden in bars] == [
+        (13, 13, False)
+    ]  # and one without all words

@@ -195,7 +195,12 @@ def ended(method, how):
         hook = contextlib.nullcontext()
         if how == 'Ctrl-C':
             hook = layers_of(m).modules[-1].register_forward_pre_hook(stop)
-        with hook, pytest.raises((RuntimeError, KeyboardInterrupt), match=how):
+        with (
+            hook,
+            pytest.raises(
+                (RuntimeError, KeyboardInterrupt), match=f'{how}|interrupted'
+            ),
+        ):
             explain(m, t, x, method, ENDS[how])
 
     return call

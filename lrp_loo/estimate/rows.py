@@ -158,7 +158,7 @@ def choose_rows(
     computed = torch.zeros_like(rows) if computed is None else computed
     candidates = (rows & ~computed & (spread > 0)).flatten()
     # each takes a row, or is of a unit's rows in `read`, which the unit has paid for
-    n_largest = min(int(candidates.sum()), 2 * n_rows + 1)
+    n_largest = max(0, min(int(candidates.sum()), 2 * n_rows + 1))
     order = spread.flatten().masked_fill(~candidates, -1).topk(n_largest).indices
     before = [set(unit.nonzero()[:, 0].tolist()) for unit in computed & rows]
     chosen, remaining = {}, n_rows

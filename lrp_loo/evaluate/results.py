@@ -199,6 +199,7 @@ class Results:
                         if self._keys[i] not in self._lines:
                             self.add(dict(i=i, digest=self._keys[i]) | row)
                     bar.update(len(batch))
+                bar.total = bar.n  # without copies
         finally:
             self.save()
 

@@ -42,7 +42,8 @@ def walk_once(
     "Open a context, or decorate a call, in which a model's modules are walked once."
     before = _FOUND.get()
     try:
-        _FOUND.set((before or {}) if keeps else None)
+        kept = {} if before is None else before
+        _FOUND.set(kept if keeps else None)
         yield
     finally:  # also if an interruption comes before the context is entered
         _FOUND.set(before)
