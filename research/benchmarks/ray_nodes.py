@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
@@ -104,7 +105,9 @@ def run(texts, folder, batch_size=2):
     differ = (read[same].values != plain[same].values).any(1)
     differ |= [list(a) != list(b) for a, b in zip(read.tokens, plain.tokens)]
     worst = max(
-        abs(a - b).max() for n in ('scores', 'loo') for a, b in zip(read[n], plain[n])
+        abs(np.subtract(a, b)).max()
+        for n in ('scores', 'loo')
+        for a, b in zip(read[n], plain[n])
     )
     return dict(
         texts=len(texts),
