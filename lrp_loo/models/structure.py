@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import update_wrapper, wraps
+from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..core.files import digest
-from ..core.hooks import Hook, T, hooks_suspended
+from ..core.hooks import Hook, T, hooks_suspended, undo_on_exit
 
 # %% ../../nbs/lib/models_structure.ipynb #ecf33f25
 # (function, first argument) → all arguments, the result; None: nothing is kept
@@ -41,12 +41,10 @@ def walk_once(
 ) -> Iterator[None]:
     "Open a context, or decorate a call, in which a model's modules are walked once."
     before = _FOUND.get()
-    try:
+    with undo_on_exit(partial(_FOUND.set, before)):
         kept = {} if before is None else before
         _FOUND.set(kept if keeps else None)
         yield
-    finally:  # also if an interruption comes before the context is entered
-        _FOUND.set(before)
 
 
 def cached_in_call(
