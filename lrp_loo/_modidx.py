@@ -145,6 +145,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'lrp_loo.data.TextData.__repr__': ('lib/data.html#textdata.__repr__', 'lrp_loo/data.py'),
                               'lrp_loo.data.TextData.origin': ('lib/data.html#textdata.origin', 'lrp_loo/data.py'),
                               'lrp_loo.data.TextData.to_frame': ('lib/data.html#textdata.to_frame', 'lrp_loo/data.py'),
+                              'lrp_loo.data._check_options': ('lib/data.html#_check_options', 'lrp_loo/data.py'),
                               'lrp_loo.data._decode': ('lib/data.html#_decode', 'lrp_loo/data.py'),
                               'lrp_loo.data._from_folder': ('lib/data.html#_from_folder', 'lrp_loo/data.py'),
                               'lrp_loo.data._from_hub': ('lib/data.html#_from_hub', 'lrp_loo/data.py'),

@@ -174,6 +174,16 @@ def _has_text(table, names):
     return ~np.array(columns).any(0)
 
 
+def _check_options(source, accepted, **options):
+    "Raise ValueError for an option of `read_texts` that a source does not have."
+    for name, value in options.items():
+        if value and name not in accepted:
+            raise ValueError(
+                f"{source} has no use for {name}={value!r}; sep= is for .csv, .tsv,"
+                " encoding= for files of text, dropna= for files and 'hub:OWNER/NAME'"
+            )
+
+
 def _texts_of(table, names, source):
     "Return the texts of a column, or the pairs of two; raise ValueError for a gap."
     has_text = _has_text(table, names)
@@ -310,7 +320,11 @@ def _read_table(path, name, sep, encoding):
         raise ValueError(
             f"{name!r} is not a data file that can be read; it must end in {ACCEPTED}"
         )
-    text = '' if suffix == '.parquet' else _decode(path, name, encoding)
+    accepted = ['sep'] * (suffix in ('.csv', '.tsv')) + ['encoding'] * (
+        suffix in TEXT_FILES
+    )
+    _check_options(name, accepted, sep=sep, encoding=encoding)
+    text = '' if suffix == '.parquet' else _decode(path, name, encoding or 'utf-8')
     try:
         if suffix == '.parquet':
             return _read_parquet(path)
@@ -373,7 +387,7 @@ def read_texts(
     limit: int | None = None,  # number of texts, drawn at random; None: all, in order
     seed: int = 0,  # seed of the random draw
     sep: str | None = None,  # between the columns; None: a comma, in a .tsv a tab
-    encoding: str = 'utf-8',  # of a file's characters
+    encoding: str | None = None,  # of a file's characters; None: UTF-8
     dropna: bool = False,  # leave out rows without a text
     label: str = 'label',  # column of the labels
     # labels are None if the source has no column `label`; pairs are tuples of two
@@ -387,6 +401,7 @@ def read_texts(
     given = str(data or '')
     path = Path(given)
     if given.startswith('hub:'):
+        _check_options(given, (), sep=sep, encoding=encoding)
         source, (table, info) = given, _hub_table(given.removeprefix('hub:'), split)
     elif path.is_file():
         if split is not None:
@@ -405,6 +420,7 @@ def read_texts(
             f" columns of {name} are fixed"
         )
     else:
+        _check_options(name, (), sep=sep, encoding=encoding, dropna=dropna)
         return load_texts(name, data, split=split, limit=limit, seed=seed)
     names = _text_columns(table, requested, label, source)
     kept = np.arange(len(table))

@@ -47,6 +47,18 @@ def test_a_separator_and_an_encoding_are_named_as_in_pandas(tmp_path):
         read_texts(path, encoding='nonsense')
 
 
+def test_an_option_that_a_source_does_not_have_is_refused(tmp_path):
+    lines = written(tmp_path, '{"text": "fine"}\n', 'a.jsonl')
+    for source, option in (
+        (lines, dict(sep=';')),
+        ('embedded', dict(dropna=True)),
+        ('embedded', dict(encoding='cp1252')),
+    ):
+        (name,) = option
+        with pytest.raises(ValueError, match=f'has no use for {name}='):
+            read_texts(source, **option)
+
+
 WRITERS = {
     'a.csv': lambda d, path: d.to_csv(path, index=False),
     'a.tsv': lambda d, path: d.to_csv(path, index=False, sep='\t'),

@@ -446,3 +446,14 @@ def test_sets_of_a_function_are_those_of_all_subsets():
     assert [a.tokens[k] for k in a.sufficient] in (['fine'], ['good'])
     assert a.total_effect == 1.0 and a.is_redundant
     assert not a.scores.any()
+
+
+def test_a_path_in_place_of_results_is_refused_with_the_call():
+    with pytest.raises(TypeError, match=r"take results=Results\(PATH, \{\}\)"):
+        explain(
+            lambda texts: [len(t) for t in texts],
+            None,
+            'a b',
+            units='word',
+            results='r.json',
+        )

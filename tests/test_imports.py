@@ -8,6 +8,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
+from lrp_loo.core import tools
 from lrp_loo.core.tools import install_command
 from tracked import ROOT
 
@@ -55,6 +56,23 @@ def of_extra(name):
 @pytest.mark.parametrize(('library', 'extra'), sorted(ASKED))
 def test_the_extra_that_an_error_names_has_the_library(library, extra):
     assert NAMED.get(library, library) in set(of_extra(extra))
+
+
+def test_a_package_without_source_or_metadata_can_be_used(monkeypatch):
+    def without_source(value):
+        raise OSError('could not get source code')
+
+    def without_metadata(name):
+        raise tools.PackageNotFoundError(name)
+
+    monkeypatch.setattr(tools.inspect, 'getsource', without_source)
+    monkeypatch.setattr(tools, 'requires', without_metadata)
+
+    def function(x):
+        "Return x."
+
+    assert tools.describe_parameters(function).__doc__ == 'Return x.'
+    assert tools.install_command('plot') == "pip install '.[plot]' in a clone"
 
 
 def test_the_command_of_an_error_names_packages_of_the_index():

@@ -103,7 +103,7 @@ SHARED = {  # option that most commands have → its type, its default, its help
     'limit': (int, 0, 'number of texts, drawn at random (0: all)'),
     'seed': (int, 0, 'random seed for drawing texts'),
     'sep': (str | None, None, 'of the columns of a .csv'),
-    'encoding': (str, 'utf-8', "of a file's characters"),
+    'encoding': (str | None, None, "of a file's characters (default: UTF-8)"),
     'dropna': (bool, False, 'leave out rows without a text'),
     'json': (bool, False, 'print JSON for programs'),
     'html': (str | None, None, 'write a page for a reader'),
@@ -156,7 +156,7 @@ class Shared(SimpleNamespace):
             return sources.read_texts(self.data, data_set, **options)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, 'standard input.txt')
-            path.write_text(read_stdin(), self.encoding)
+            path.write_text(read_stdin(), self.encoding or 'utf-8')
             return sources.read_texts(path, data_set, **options)
 
     def write(

