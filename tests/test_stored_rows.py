@@ -212,7 +212,8 @@ def test_writers_of_one_file_all_finish_without_locks(
     stored = read_results(path)
     rows = stored['rows'] + stored['others']
     assert len({row['digest'] for row in rows}) == len(rows)
-    assert len(rows) >= len(OPINIONS) - 1  # the last of two at once may win
+    # who replaces the file last keeps its own rows; another's may be computed again
+    assert len(rows) >= (len(OPINIONS) if same else 3)
     assert {p.name for p in tmp_path.iterdir()} <= {'r.json', '.r.json.lock'}
 
 
