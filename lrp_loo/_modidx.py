@@ -1697,6 +1697,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'lrp_loo.paper.figures.run_text': ('lib/paper_figures.html#run_text', 'lrp_loo/paper/figures.py'),
                                        'lrp_loo.paper.figures.sweep_gains': ( 'lib/paper_figures.html#sweep_gains',
                                                                               'lrp_loo/paper/figures.py'),
+                                       'lrp_loo.paper.figures.switchable_plane': ( 'lib/paper_figures.html#switchable_plane',
+                                                                                   'lrp_loo/paper/figures.py'),
                                        'lrp_loo.paper.figures.text_tables': ( 'lib/paper_figures.html#text_tables',
                                                                               'lrp_loo/paper/figures.py')},
             'lrp_loo.paper.ledger': { 'lrp_loo.paper.ledger.Claim': ('lib/paper_ledger.html#claim', 'lrp_loo/paper/ledger.py'),

@@ -5,9 +5,13 @@
 # %% auto #0
 __all__ = ['COMPARED', 'SWEEP_STYLE', 'SWEPT', 'LONGEST_TEXT', 'CHUNK', 'SHOWN2', 'SHOWN_A3', 'TEXT_STUDY', 'STUDIES',
            'plot_agreement', 'layer_ticks', 'sweep_gains', 'paper_gains', 'draw_theirs', 'draw_sweeps',
-           'plot_layerwise', 'plot_entropy', 'plot_areas', 'run_text', 'text_tables']
+           'plot_layerwise', 'plot_entropy', 'plot_areas', 'switchable_plane', 'run_text', 'text_tables']
 
 # %% ../../nbs/lib/paper_figures.ipynb #00000002
+import json
+from importlib.resources import files
+from string import Template
+
 import numpy as np
 import pandas as pd
 
@@ -203,6 +207,18 @@ def plot_areas(results: dict):
         ax.set_title(caption(r))
     shared_legend(fig)
     return fig
+
+# %% ../../nbs/lib/paper_figures.ipynb #90507b26
+def switchable_plane(
+    # 'model, explained number, rules, tokens, divided' → data set ('sentences' or
+    # 'reviews') → r of AttnLRP and of CP-LRP
+    settings: dict[str, dict[str, tuple[float, float]]],
+    paper: dict[str, tuple[float, float]],  # data set → the paper's two r
+) -> str:
+    "Return HTML with a switch for each open choice and a dot for each data set."
+    template = files('lrp_loo').joinpath('assets', 'plane.html').read_text('utf-8')
+    data = json.dumps(dict(settings=settings, paper=paper))
+    return Template(template).substitute(data=data)
 
 # %% ../../nbs/lib/paper_figures.ipynb #fc2e954f
 LONGEST_TEXT = {'sst2': 128, 'imdb': 256}  # tokens; longer ones are set aside

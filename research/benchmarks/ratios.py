@@ -59,6 +59,7 @@ def gradient_times_input(model, tokenizer, texts, is_sorted=True):
     encs = [{k: torch.tensor([v]) for k, v in row.items()} for row in rows]
     for start in range(0, len(encs), BATCH):
         batch = pad_batch(tokenizer, encs[start : start + BATCH])
+        batch = {k: v.to(table.device) for k, v in batch.items()}
         x = table[batch['input_ids']].detach().requires_grad_()
         embeddings = model.get_input_embeddings()
         hook = embeddings.register_forward_hook(lambda *args, x=x: x)
