@@ -27,7 +27,6 @@ from common import captum_loo, processor
 from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.core.tensors import pad_batch
-from lrp_loo.inputs.scores import last_rows_only
 from lrp_loo.models.encoding import encode
 
 OUT = Path(__file__).parents[1] / 'results' / 'ratios.json'
@@ -49,6 +48,12 @@ def texts_of_length(tokenizer, shortest, longest, n):
     return fitting[:n]
 
 
+def last_row(model):
+    "Return the argument by which a language model computes one row of logits."
+    is_causal_lm = 'ForCausalLM' in type(model).__name__
+    return dict(logits_to_keep=1) if is_causal_lm else {}
+
+
 def gradient_times_input(model, tokenizer, texts, is_sorted=True):
     "Compute gradient × input by hand; sorted texts have little padding in a batch."
     table = model.get_input_embeddings().weight
@@ -63,7 +68,7 @@ def gradient_times_input(model, tokenizer, texts, is_sorted=True):
         x = table[batch['input_ids']].detach().requires_grad_()
         embeddings = model.get_input_embeddings()
         hook = embeddings.register_forward_hook(lambda *args, x=x: x)
-        logits = model(**batch, **last_rows_only(model)).logits
+        logits = model(**batch, **last_row(model)).logits
         (g,) = torch.autograd.grad(logits.flatten(1).amax(1).sum(), x)
         hook.remove()
         (x * g).sum(-1)
@@ -72,8 +77,7 @@ def gradient_times_input(model, tokenizer, texts, is_sorted=True):
 @torch.no_grad()
 def by_hand(model, encs):
     "Compute exact LOO of each text by one batch of masked copies."
-    is_causal_lm = 'ForCausalLM' in type(model).__name__
-    options = dict(logits_to_keep=1) if is_causal_lm else {}
+    options = last_row(model)
     for enc in encs:
         n = enc['input_ids'].shape[1]
         copies = {k: v.expand(n, -1) for k, v in enc.items()}
