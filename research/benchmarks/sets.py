@@ -8,7 +8,9 @@ contexts: 40 contexts of at most seven passages, eight of each of KINDS, four of
 from XQuAD and four made here (paraphrases and halves are all made here). All subsets of
 passages are hidden by the model's own attention mask, without this package's engines;
 the smallest sufficient and necessary sets in this table are compared with those found
-by all subsets, and with those of the greedy search on the same table, also in 16 rows.
+by all subsets, with those of the greedy search on the same table, also in 16 rows, with
+the sufficient input subset of Carter et al. (2019), and with the head of the LOO ranking
+that has the share, as ERASER scores a rationale (DeYoung et al. 2020).
 words: the same for sentences of SST-2 of 9 to 11 words, where the search is greedy.
 redundant: `is_redundant` of 200 sentences by word, and what all pairs say to it.
 Rows, without any text, go to research/results/sets.json.
@@ -157,6 +159,53 @@ def compared(table, n, places, a, label):
     return row
 
 
+def ranked_size(table, n, removes):
+    """Return the size of the smallest head of the LOO ranking that has the share, the
+    rationale of ERASER's sufficiency or comprehensiveness (DeYoung et al. 2020).
+    """
+    whole = 2**n - 1
+    total = table[whole] - table[0]
+    loo = [(table[whole] - table[whole ^ 1 << i]) / total for i in range(n)]
+    units = 0
+    for size, i in enumerate(sorted(range(n), key=lambda i: -loo[i]), 1):
+        units |= 1 << i
+        kept = (table[whole ^ units if removes else units] - table[0]) / total
+        if (1 - kept if removes else kept) >= SHARE:
+            return size
+
+
+def backward_selection(table, n):
+    """Return size and passes of the sufficient input subset of Carter et al. (2019):
+    units are removed one by one, the one that f misses least first, and come back in
+    reverse order until f has the share.
+    """
+    total = table[2**n - 1] - table[0]
+    units, removed = 2**n - 1, []
+    while units:
+        some = [1 << i for i in range(n) if units >> i & 1]
+        removed.append(max(some, key=lambda bit: table[units ^ bit] / total))
+        units ^= removed[-1]
+    for bit in reversed(removed):
+        units |= bit
+        if (table[units] - table[0]) / total >= SHARE:
+            return units.bit_count(), n * (n + 1) // 2
+
+
+def peers(table, n):
+    "Return sizes and passes of sets by other searches, on a table of all subsets."
+    size, passes = backward_selection(table, n)
+    least = {removes: smallest(table, n, removes) for removes in (False, True)}
+    ranked = {removes: ranked_size(table, n, removes) for removes in (False, True)}
+    return dict(
+        smallest_sufficient=least[False],
+        smallest_necessary=least[True],
+        backward_sufficient=size,
+        backward_passes=passes,
+        ranked_sufficient=ranked[False],
+        ranked_necessary=ranked[True],
+    )
+
+
 def greedy(table, texts, passes):
     """Return (passes, {name: size}) of the search without all subsets, on a table: a
     row counts as a pass, and pairs come from similar texts alone.
@@ -196,7 +245,7 @@ def contexts(name, data, limit):
         assert a.input_ids[-len(ids) :].tolist() == ids
         masks = all_masks(number, places)
         table = all_removals(model, a.input_ids, masks, log_prob(ids))
-        row |= compared(table, len(a), places, a, 'all')
+        row |= compared(table, len(a), places, a, 'all') | peers(table, len(a))
         for passes in (None, 16):
             label = f'greedy{passes or ""}'
             row[f'{label}_passes'], sizes = greedy(table, passages, passes)
@@ -231,6 +280,7 @@ def words(name, data, limit):
                 table = all_removals(model, a.input_ids, masks, read)
             row |= compared(table, len(places), places, a, label)
         else:
+            row |= peers(table, len(places))
             yield row | dict(n=len(places), total=a.total_effect)
 
 
