@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lrp_loo.lrp.rules import product_naive, softmax_naive
+from lrp_loo.paper.rules import product_naive, softmax_naive
 from lrp_loo.paper.block import BLOCK_METHODS, block_relevance, block_values, draw_block
 
 NUMBERS = st.floats(-3, 3).filter(lambda x: abs(x) > 0.1)

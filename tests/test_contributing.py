@@ -16,7 +16,8 @@ from lrp_loo.cli import main
 from lrp_loo.loo import leave_one_out
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
-from lrp_loo.lrp.table import RULES, activation, identity_rule
+from lrp_loo.lrp.rules import identity_rule
+from lrp_loo.lrp.table import RULES, activation
 from lrp_loo.models.encoding import encode
 from lrp_loo.records.display import display_tokens, scale_top
 

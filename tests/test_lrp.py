@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
 from lrp_loo.lrp import conservation
-from lrp_loo.lrp.table import gamma_rule
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
 
@@ -140,27 +139,6 @@ def test_an_operation_in_place_counts_as_its_twin(
         for f in IN_PLACE[operation]
     )
     close(in_place, plain, 1e-5)
-
-
-CONVOLUTIONS = [('conv2d', dict(stride=2, padding=1)), ('conv2d', dict(bias=False))]
-CONVOLUTIONS += [('conv1d', dict(dilation=2, groups=2, padding='same'))]
-
-
-@pytest.mark.parametrize('name, options', CONVOLUTIONS)
-def test_the_gamma_rule_of_a_convolution_is_that_of_its_matrix(name, options):
-    torch.manual_seed(0)
-    conv = getattr(nn, f'Conv{name[4:]}')(4, 6, 3, **options).double()
-    x = torch.randn(1, 4, *[7] * int(name[4])).double()
-    with torch.no_grad():
-        bias = conv(torch.zeros_like(x))
-        W = conv(torch.eye(x.numel()).double().view(-1, *x.shape[1:])) - bias
-    x.requires_grad_()
-    layer = (conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation)
-    by_matrix = gamma_rule()(F.linear, x.flatten(1), W.flatten(1).T, bias.flatten())
-    found = gamma_rule()(getattr(F, name), x, *layer, conv.groups)
-    close(found.flatten(), by_matrix.flatten(), 1e-9)
-    grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, by_matrix)]
-    close(*grads, 1e-6)
 
 
 @pytest.mark.parametrize('text', TEXTS)

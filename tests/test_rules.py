@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lrp_loo.core.tensors import stabilize
-from lrp_loo.lrp.table import identity_rule, layer_norm_rule
-from lrp_loo.lrp.rules import epsilon_naive, epsilon_rule, product_naive, product_rule
-from lrp_loo.lrp.rules import relevance, softmax_naive
+from lrp_loo.lrp.rules import epsilon_rule, identity_rule, layer_norm_rule
+from lrp_loo.paper.rules import epsilon_naive, product_naive, product_rule
+from lrp_loo.paper.rules import relevance, softmax_naive
 
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10**6)

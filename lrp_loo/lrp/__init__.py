@@ -29,7 +29,8 @@ from .report import LEAVING, Report, gradients, lost_place
 from .report import lost_gradient, mark_lost, operands_read, refuse_lost
 from .report import refuse_checkpoint, refuse_written, tensor_versions
 from .report import watch_backward
-from .table import RULES, Call, identity_rule, unknown
+from .rules import identity_rule
+from .table import RULES, Call, unknown
 from ..models.attention import operation_name, refuse_compiled
 from ..models.call import forward, watch_embeddings
 from ..models.structure import all_modules, embedding_modules, layers_of

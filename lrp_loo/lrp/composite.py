@@ -133,7 +133,7 @@ class Composite:
         # a torch function (F.linear), its name ('linear'), or a module class
         # that is to count as one operation
         operation: str | type[nn.Module] | Callable[..., torch.Tensor],
-        rule: Callable[..., torch.Tensor],  # see `Choice`; e.g. `gamma_rule(0.25)`
+        rule: Callable[..., torch.Tensor],  # see `Choice`
         layers: Collection[int] | None = None,  # these two: see `Choice`
         modules: str = '*',
     ) -> Self:  # a new Composite; this one is unchanged

@@ -13,7 +13,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ..lrp.rules import constant, product_rule, relevance
+from ..lrp.rules import constant
+from .rules import product_rule, relevance
 from .style import method_label, themed
 from ..estimate.one_pass import key_effects
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from ..lrp.rules import product_rule, relevance
+from .rules import product_rule, relevance
 from .common import Study, add_rows
 from .scalar import bracketing_name, checked_factors, leaf_depths
 from .scalar import scalar_ig, scalar_loo, scalar_relevance

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ..core.arguments import one_of
 from ..core.tools import progress_bar
-from ..lrp.rules import epsilon_rule, product_rule
+from ..lrp.rules import epsilon_rule
+from .rules import product_rule
 
 # %% ../../nbs/lib/paper_linear_attention.ipynb #00000005
 INPUTS = {

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..lrp.rules import relevance, scale_gradient
+from ..lrp.rules import scale_gradient
+from .rules import relevance
 from .linear_attention import FORMS, pooled, projections, logits_by_sums
 from ..core.stats import normalize, pearson
 from ..evaluate.faithfulness import removal_path

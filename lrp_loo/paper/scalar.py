@@ -10,7 +10,7 @@ __all__ = ['walk', 'bracketing_leaves', 'bracketing_name', 'checked_factors', 'p
 import numpy as np
 import torch
 
-from ..lrp.rules import product_rule, relevance
+from .rules import product_rule, relevance
 
 # %% ../../nbs/01_scalar.ipynb #cf1e9110
 def walk(

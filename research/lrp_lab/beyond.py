@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from .parts import BEYOND, part_experiment, sentence_experiment
 from lrp_loo.evaluate.results import Results
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
-from lrp_loo.lrp.table import identity_rule
+from lrp_loo.lrp.rules import identity_rule
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.call import forward
 from lrp_loo.models.structure import n_layers
