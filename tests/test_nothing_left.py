@@ -20,7 +20,7 @@ from lrp_loo import attribute_context, audit_generation, explain, explain_genera
 from lrp_loo import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
 from lrp_loo.lrp import conservation
-from lrp_loo.methods import explain_methods
+from lrp_loo.methods import explain_batch
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import watch_embeddings
 from lrp_loo.models.loading import demo_base, demo_folder
@@ -139,8 +139,8 @@ def dataset(m, t, x):
 
 
 def layer_sets(m, t, x):
-    sets = {str(l): ('attn_lrp', dict(bypass_softmax=[l])) for l in range(2)}
-    explain_methods(m, t, [encode(m, t, x)], sets)
+    for layer in range(2):
+        explain_batch(m, t, [encode(m, t, x)], 'attn_lrp', bypass_softmax=[layer])
 
 
 def rules_by_hand(m, t, x):

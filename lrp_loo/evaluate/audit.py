@@ -9,6 +9,7 @@ __all__ = ['SHORT', 'MEANS', 'AUDIT_COLUMNS', 'BUDGETS', 'compare_with_loo', 'to
 # %% ../../nbs/lib/evaluate_audit.ipynb #bf259095
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,18 @@ from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
 from ..loo.precision import uses_bfloat16
 from ..loo.removals import Removal, as_removal, fill_id
-from ..methods import explain_batch, explain_methods
+from ..methods import explain_batch
 from ..methods.functions import check_function_call, explain_function
 from ..methods.functions import function_called
 from ..methods.table import Refusal, as_methods, or_refusal
 from ..models.objects import is_function
 from ..records import Attribution
-from ..models.structure import name_of_model
+from ..models.structure import name_of_model, walk_once
 from ..records.base import Table, record_html
 from ..records.html import render
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000006
+@walk_once()
 def compare_with_loo(
     model: torch.nn.Module,
     tokenizer: Any,
@@ -70,18 +72,19 @@ def compare_with_loo(
     maps = {name: [None] * n for name in others}
     targets = [fix_index(target, loo.target) for loo in loos]
     for target_of_group, group in group_by_target(targets):
-        size = batch_size or len(group)
+        size = 1 if refusals else batch_size or len(group)
         for start in range(0, len(group), size):
             part = group[start : start + size]
-            part_encs, part_units, part_content = (
+            part_encs, *per_text = (
                 [entries[k] for k in part] for entries in (encs, units, content)
             )
-            per_text = (part_units, refusals, part_content)
-            explained = explain_methods(
-                model, tokenizer, part_encs, others, target_of_group, *per_text
-            )
-            for name, explanations in explained.items():
-                for k, a in zip(part, explanations):
+            for name, (method, options) in others.items():
+                call = model, tokenizer, part_encs, method, target_of_group, *per_text
+                run = partial(explain_batch, *call, **options)
+                explained = or_refusal(run) if refusals else run()
+                if isinstance(explained, Refusal):
+                    explained = [explained]
+                for k, a in zip(part, explained):
                     maps[name][k] = a
     return loos, {name: maps.get(name, loos) for name in methods}
 
@@ -420,16 +423,15 @@ def frontier(
     arguments = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     measured, costs = [], []
+    methods = {b: ('auto', dict(passes=b)) for b in budgets}
     unique = {key: i for i, key in reversed([*enumerate(text_digests(inputs))])}
     for i in progress_bar(sorted(unique.values()), progress, desc='frontier'):
-        enc, content = [inputs.encs[i]], [inputs.content[i]]
-        target = inputs.targets[i]
-        arguments = (inputs.model, inputs.tokenizer, enc, 'auto')
-        (loo,) = explain_batch(*arguments, target, None, content, passes=None)
+        call = inputs.model, inputs.tokenizer, [inputs.encs[i]], methods
+        (loo,), maps = compare_with_loo(
+            *call, inputs.targets[i], content=[inputs.content[i]]
+        )
         costs.append(loo.passes)
-        target = fix_index(target, loo.target)
-        for b in budgets:
-            (a,) = explain_batch(*arguments, target, None, content, passes=b)
+        for b, (a,) in maps.items():
             r = agreement(a.scores, loo.scores, ~loo.is_content)
             measured.append((b, r, a.passes, a.content_is_exact, a.seconds))
     names, rows = ['budget', 'r', 'passes', 'exact', 'seconds'], {}

@@ -42,37 +42,17 @@ _PATTERN = {
 
 
 def text_spans(
-    text: str | list[int],  # with token ids, spans count tokens
-    # 'word', 'sentence', or a list of (start, end) in characters; see `spans_by_unit`
-    units: Any,
+    text: str,
+    kind: str,  # 'word' or 'sentence'
     content: Sequence[tuple[int, int]] = (),  # no word crosses the ends of these spans
 ) -> list[tuple[int, int]]:
-    "Return the (start, end) of all units; raise ValueError for invalid spans."
-    if isinstance(units, str) and units in _PATTERN:
-        cuts = sorted({0, len(text), *(c for span in content for c in span)})
-        return [
-            (start + m.start(), start + m.end())
-            for start, end in zip(cuts, cuts[1:])
-            for m in _PATTERN[units].finditer(text[start:end])
-        ]
-    is_list = isinstance(units, (list, tuple)) and len(units) > 0
-    if not is_list or not all(isinstance(s, (list, tuple)) for s in units):
-        raise ValueError(
-            f"units={units!r} is not known; take one of {UNITS}, or a list of at"
-            " least one (start, end) span of characters"
-        )
-    spans = [tuple(s) for u in units for s in (u if _has_parts(u) else [u])]
-    for span in spans:
-        is_pair = len(span) == 2 and all(isinstance(c, int) for c in span)
-        if not is_pair or not 0 <= span[0] < span[1] <= len(text):
-            raise ValueError(
-                f"the span {span} is not in a text of {len(text)} characters (tokens,"
-                " of an encoding); a span is (start, end) with 0 ≤ start < end"
-            )
-    sorted_spans = sorted(spans)
-    if any(a[1] > b[0] for a, b in zip(sorted_spans, sorted_spans[1:])):
-        raise ValueError(f"the spans {sorted_spans} overlap")
-    return spans
+    "Return the (start, end) of all words or sentences."
+    cuts = sorted({0, len(text), *(c for span in content for c in span)})
+    return [
+        (start + m.start(), start + m.end())
+        for start, end in zip(cuts, cuts[1:])
+        for m in _PATTERN[kind].finditer(text[start:end])
+    ]
 
 
 def _has_parts(unit):
@@ -80,30 +60,53 @@ def _has_parts(unit):
     return len(unit) > 0 and all(isinstance(part, (list, tuple)) for part in unit)
 
 
+def _locate_pieces(text, pieces):
+    "Return what a function of the text returned, with the span of each piece of it."
+    units, end = [], 0
+    for piece in pieces:
+        if not isinstance(piece, str):
+            units.append(piece)
+        elif word := piece.strip():
+            if (start := text.find(word, end)) < 0:
+                raise ValueError(
+                    f"the function given as units= returned {piece!r}, which is not"
+                    f" in the text from character {end} on; return the pieces of the"
+                    " text in their order, or (start, end) spans"
+                )
+            units.append((start, end := start + len(word)))
+    return units
+
+
 def spans_by_unit(
     text: str | list[int],  # with token ids, spans count tokens
     # 'word' or 'sentence'; a list of units, each (start, end) or a list of them; or a
     # function of the text that returns such a list, or its pieces in their order
     units: Any,
-) -> list:  # per unit (start, end), or a list of them
-    "Return the spans of each unit; raise ValueError for invalid ones."
-    if callable(units):
-        pieces, units, end = units(text), [], 0
-        for piece in pieces:
-            if not isinstance(piece, str):
-                units.append(piece)
-            elif word := piece.strip():
-                if (start := text.find(word, end)) < 0:
-                    raise ValueError(
-                        f"the function given as units= returned {piece!r}, which is not"
-                        f" in the text from character {end} on; return the pieces of the"
-                        " text in their order, or (start, end) spans"
-                    )
-                units.append((start, end := start + len(word)))
-    spans = iter(text_spans(text, units))
-    if isinstance(units, str):
-        return list(spans)
-    return [[next(spans) for _ in u] if _has_parts(u) else next(spans) for u in units]
+    content: Sequence[tuple[int, int]] = (),  # see `text_spans`
+) -> list[list[tuple[int, int]]]:  # per unit
+    "Return the (start, end) of each unit's parts; raise ValueError for invalid ones."
+    if isinstance(units, str) and units in _PATTERN:
+        return [[span] for span in text_spans(text, units, content)]
+    units = _locate_pieces(text, units(text)) if callable(units) else units
+    is_list = isinstance(units, (list, tuple)) and len(units) > 0
+    if not is_list or not all(isinstance(unit, (list, tuple)) for unit in units):
+        raise ValueError(
+            f"units={units!r} is not known; take one of {UNITS}, or a list of at"
+            " least one (start, end) span of characters"
+        )
+    by_unit = [[*map(tuple, u)] if _has_parts(u) else [tuple(u)] for u in units]
+    spans = [span for unit in by_unit for span in unit]
+    for span in spans:
+        is_pair = len(span) == 2 and all(isinstance(c, int) for c in span)
+        if not is_pair or not 0 <= span[0] < span[1] <= len(text):
+            raise ValueError(
+                f"the span {span} is not in a text of {len(text)} characters (tokens,"
+                " of an encoding); a span is (start, end) with 0 ≤ start < end"
+            )
+    spans.sort()
+    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
+        raise ValueError(f"the spans {spans} overlap")
+    return by_unit
 
 # %% ../../nbs/lib/inputs_units.ipynb #00000008
 @dataclass(frozen=True)
@@ -308,21 +311,19 @@ def text_units(
     per_part = (units,) * len(parts) if is_one else units
     if len(per_part) != len(parts):
         raise ValueError(f"a pair of texts needs a pair of lists, got {len(per_part)}")
-    if not is_named:
-        per_part = [*map(spans_by_unit, parts, per_part)]
-        listed = [u if _has_parts(u) else [u] for part in per_part for u in part]
-        index = [i for i, unit in enumerate(listed) for _ in unit]
-        merges |= callable(units) and len(index) == len(listed)
     words = list(parts)
     for i in special_mask(tokenizer, ids).nonzero()[:, 0].tolist() if is_named else ():
         part, a, b = spans[i] or (0, 0, 0)  # a special token in a text is no word
         words[part] = words[part][:a] + ' ' * (b - a) + words[part][b:]
         spans[i] = None
-    unit_spans = [
-        (number, *span)
+    by_unit = [
+        [(number, *span) for span in unit]
         for number, (part, kind) in enumerate(zip(words, per_part))
-        for span in text_spans(part, kind, content)
+        for unit in spans_by_unit(part, kind, content)
     ]
+    index = [i for i, unit in enumerate(by_unit) for _ in unit]
+    unit_spans = [span for unit in by_unit for span in unit]
+    merges |= callable(units) and len(index) == len(by_unit)
     joins = is_named or merges
     held = _units_of_tokens(spans, parts, unit_spans, joins, content)
     if joins:
@@ -350,7 +351,7 @@ def text_units(
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
     units = Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
-    return units if len(index) == len(listed) else units.joined(index)
+    return units if len(index) == len(by_unit) else units.joined(index)
 
 
 def sorted_units(
@@ -400,10 +401,8 @@ def encoding_units(
         of_word = {w: [i for i, u in enumerate(unit_of) if u == w] for w in unit_of}
         names = {w: tokenizer.decode(ids[i]).strip() for w, i in of_word.items()}
         return sorted_units(tokenizer, ids, unit_of, names)
-    units = spans_by_unit(ids.tolist(), units)
-    units = [unit if _has_parts(unit) else [unit] for unit in units]
     number, names = torch.full_like(ids, -1), []
-    for k, spans in enumerate(units):
+    for k, spans in enumerate(spans_by_unit(ids.tolist(), units)):
         for start, stop in spans:
             number[start:stop] = k
         parts = (tokenizer.decode(ids[start:stop]).strip() for start, stop in spans)
@@ -652,12 +651,10 @@ class Prompt:
         # a chat template may have stripped white space
         first = self.text.index(value.strip(), start) - value.index(value.strip())
 
-        def shift(span):
-            if isinstance(span, list):
-                return [*map(shift, span)]
-            return max(first + span[0], start), min(first + span[1], end)
-
-        spans = [*map(shift, spans_by_unit(value, units))]
+        spans = [
+            [(max(first + a, start), min(first + b, end)) for a, b in unit]
+            for unit in spans_by_unit(value, units)
+        ]
         return (lambda text: spans) if callable(units) else spans
 
     def source(self, tokenizer: Tokenizer) -> Any:
@@ -820,6 +817,7 @@ def spans_among(
         raise TypeError(f"among must be (start, end), or a list of them, got {among!r}")
     is_one_span = len(among) == 2 and all(isinstance(c, int) for c in among)
     try:
-        return sorted(text_spans(text, [among] if is_one_span else among))
+        by_unit = spans_by_unit(text, [among] if is_one_span else among)
     except ValueError as e:
         raise ValueError(f"among={among!r}: {e}") from None
+    return sorted(span for unit in by_unit for span in unit)

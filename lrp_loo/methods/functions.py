@@ -7,6 +7,7 @@ __all__ = ['function_called', 'Answers', 'PlainText', 'plain_text', 'removed_gro
            'explain_text', 'explain_function']
 
 # %% ../../nbs/lib/methods_functions.ipynb #f0000002
+import math
 import os
 import time
 import unicodedata
@@ -67,10 +68,10 @@ class Answers:
         "Return the numbers of the texts; ask for those that are not known."
         texts = list(texts)
         unknown = [t for t in dict.fromkeys(texts) if t not in self.rows]
-        kept = [t for t in unknown if self.stored and digest(t) in self.stored]
+        kept = [t for t in unknown if digest(t) in self.stored]
         self.rows |= {text: self.stored[digest(text)] for text in kept}
-        self._check_again(kept)
         unknown = [t for t in unknown if t not in self.rows]
+        self._check_again(kept)
         is_shown = self.progress and bool(unknown)
         with progress_bar(None, is_shown, total=len(unknown)) as bar:
             for start in range(0, len(unknown), self.batch_size):
@@ -79,9 +80,8 @@ class Answers:
                     self._keep(part, self._request(part))
                     self._check_again(part)
                 except BaseException as e:
-                    e.add_note(
-                        self._what_is_kept(sum(t not in self.rows for t in unknown))
-                    )
+                    n_left = sum(t not in self.rows for t in unknown)
+                    e.add_note(self._what_is_kept(n_left))
                     raise
                 bar.update(len(part))
         return np.stack([self.rows[text] for text in texts])
@@ -175,20 +175,17 @@ class PlainText:
         units: Iterable[int],  # indices
     ) -> str:
         "Return the text without these units; it may be empty."
-        removed, text = sorted(span for k in units for span in self.spans[k]), self.text
-        merged = []
-        for start, end in removed:
-            if self.replacement is None and merged:
-                if not text[merged[-1][1] : start].strip():
-                    start = merged.pop()[0]
-            merged.append((start, end))
-        pieces, last = [], 0
-        for start, end in merged:
+        text, removed = self.text, []
+        for start, end in sorted(span for k in units for span in self.spans[k]):
+            if self.replacement is None and removed:
+                if not text[removed[-1][1] : start].strip():
+                    start = removed.pop()[0]
+            removed.append((start, end))
+        for start, end in reversed(removed):
             if self.replacement is None:
                 start, end = _with_space(text, start, end)
-            pieces += [text[last:start], self.replacement or '']
-            last = end
-        return ''.join([*pieces, text[last:]])
+            text = text[:start] + (self.replacement or '') + text[end:]
+        return text
 
 
 def _with_space(text, start, end):
@@ -210,13 +207,9 @@ def plain_text(
     "Return a text with its units; raise TypeError or ValueError for bad ones."
     check_text(text)
     if isinstance(units, str):
-        one_of(
-            'units (of a function, which has no tokens)', units, ('word', 'sentence')
-        )
-    spans = [
-        unit if isinstance(unit, list) else [unit]
-        for unit in spans_by_unit(text, units)
-    ]
+        name = 'units (of a function, which has no tokens)'
+        one_of(name, units, ('word', 'sentence'))
+    spans = spans_by_unit(text, units)
     names = [' … '.join(text[a:b] for a, b in parts) for parts in spans]
     return PlainText(text, spans, names, replacement)
 
@@ -230,12 +223,8 @@ def _blocks(units, n):
 def _sentences(text):
     "Return the indices of the units in each sentence."
     ends = [end for _, end in text_spans(text.text, 'sentence')]
-    groups = {}
-    for k, parts in enumerate(text.spans):
-        groups.setdefault(int(np.searchsorted(ends, parts[0][0], 'right')), []).append(
-            k
-        )
-    return list(groups.values())
+    numbers = np.searchsorted(ends, [parts[0][0] for parts in text.spans], 'right')
+    return [np.flatnonzero(numbers == i).tolist() for i in dict.fromkeys(numbers)]
 
 
 def removed_groups(
@@ -244,23 +233,21 @@ def removed_groups(
     passes: float | None,  # texts to ask for, the whole included; None: any number
 ) -> dict[tuple[int, ...], float]:  # units that were removed together → their effect
     "Measure the effect of each unit, or of groups of units within a budget."
-    n = len(text)
-    if passes is None or 1 + n <= passes:
-        groups = [[k] for k in range(n)]
-        return dict(zip(map(tuple, groups), effects(groups).tolist()))
-    left, groups, known = passes - 1, _sentences(text), {}
-    if not 1 < len(groups) <= left:
-        groups = _blocks(range(n), max(2, left // 2))
-    while groups:
+    n, left, known = len(text), (passes or math.inf) - 1, {}
+    groups = [[k] for k in range(n)]
+    if n > left:
+        groups = _sentences(text)
+        if not 1 < len(groups) <= left:
+            groups = _blocks(range(n), max(2, left // 2))
+    while True:
         known |= zip(map(tuple, groups), effects(groups).tolist())
         left, closed = left - len(groups), [g for g in known if len(g) > 1]
         if not closed or left < 2:
-            break
+            return known
         largest = max(closed, key=lambda g: abs(known[g]))
         n_parts = len(largest) if len(largest) <= left else max(2, left // 2)
         groups = _blocks(largest, n_parts)
         del known[largest]
-    return known
 
 # %% ../../nbs/lib/methods_functions.ipynb #f000000b
 _OPTIONS = 'passes replacement results progress'.split()  # of `explain`, for a function
@@ -331,9 +318,8 @@ def explain_text(
 
     def read(kept):
         n_before = len(requested)
-        removed = [(~row).nonzero()[:, 0].tolist() for row in kept]
-        numbers = torch.from_numpy(value - effects(removed))
-        return numbers, len(requested) - n_before
+        lost = effects((~row).nonzero()[:, 0].tolist() for row in kept)
+        return torch.from_numpy(value - lost), len(requested) - n_before
 
     groups = removed_groups(effects, text, None if method == 'loo' else passes)
     scores = torch.zeros(len(text), dtype=torch.double)
@@ -354,7 +340,8 @@ def explain_text(
     info |= dict(together=together) if together else {}
     info |= dict(options=options) if options else {}
     if sets is not None:
-        subsets = Subsets(read, len(text), fraction('sets', sets), passes or SET_PASSES)
+        share, limit = fraction('sets', sets), passes or SET_PASSES
+        subsets = Subsets(read, len(text), share, limit)
         info['sets'] = find_sets(
             subsets, lambda: likely_pairs(similar_texts(text.names))
         )
@@ -394,8 +381,7 @@ def explain_function(
         )
     plain = [plain_text(t, u, replacement) for t, u in zip(texts, units)]
     answers = Answers(function, batch_size, progress, results)
-    is_exact = [method == 'loo' or not passes or 1 + len(t) <= passes for t in plain]
-    exact = [text for text, is_one in zip(plain, is_exact) if is_one]
+    exact = [t for t in plain if method == 'loo' or not passes or len(t) < passes]
     variants = [text.without([k]) for text in exact for k in range(len(text))]
     answers.of_texts(texts + variants)
     return Attributions(

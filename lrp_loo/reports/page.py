@@ -15,7 +15,7 @@ from ..core.stats import FEWEST_TOKENS
 from ..core.tools import printable
 from ..inputs.call import CallInputs
 from ..inputs.targets import OneTarget, fix_index
-from ..methods import explain, explain_methods
+from ..methods import explain, explain_batch
 from ..methods.table import METHODS
 from ..models.structure import n_layers, name_of_model
 from ..records.display import NO_REASON, SPACE_MARKS, STRENGTH
@@ -78,9 +78,8 @@ def page_data(
         value = f'with a probability of {format_probability(a.probability)}'
     subject = "The model's answer" if is_predicted else 'Explained class'
     sets = bypass_sets(L) if L else {}
-    methods_of_sets = {k: ('attn_lrp', dict(bypass_softmax=v)) for k, v in sets.items()}
-    arguments = (call.model, call.tokenizer, call.encs, methods_of_sets, target)
-    by_set = explain_methods(*arguments).items()
+    arguments = (call.model, call.tokenizer, call.encs, 'attn_lrp', target)
+    by_set = {k: explain_batch(*arguments, bypass_softmax=v) for k, v in sets.items()}
     tokens = []
     for t, (gap, shown), unique in zip(a, display_text(a), distinct_names(a)):
         kind = '' if t.is_content else 'special' if t.is_special else 'template'
@@ -111,7 +110,7 @@ def page_data(
         joint={m.method: ' '.join(joint_notes(m)) for m in maps},
         spent={m.method: m.spent for m in maps if m.spent},
         how={m.method: exactness_notes(m) for m in maps if any(exactness_notes(m))},
-        sets={name: _rounded_scores(a) for name, (a,) in by_set},
+        sets={name: _rounded_scores(a) for name, (a,) in by_set.items()},
         has_r=int(a.is_content.sum()) >= FEWEST_TOKENS,
         tokens=tokens,
     )

@@ -7,7 +7,6 @@ __all__ = ['PAIR_METHODS', 'exact_pairs', 'likely_pairs', 'removal_pairs', 'func
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #49297a8b
 from collections.abc import Callable, Iterable
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -31,6 +30,14 @@ from ..models.structure import device_of
 from ..records import Pairs
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
+def _pair_scores(losses, pairs):
+    "Return I_ij (n, n) from what removing each unit and then each pair takes away."
+    loo, both = losses.split([len(losses) - len(pairs), len(pairs)])
+    scores, (i, j) = loo.new_zeros(len(loo), len(loo)), pairs.T
+    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
+    return scores
+
+
 @text_by_text
 def exact_pairs(
     model: torch.nn.Module,
@@ -42,17 +49,14 @@ def exact_pairs(
 ) -> Scores:  # exact LOO; info: pairs (n, n), passes, forwards
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
     members = unit_members(model, enc, units)
-    n = len(members)
-    i, j = torch.combinations(torch.arange(n), 2).T
-    kept = ~torch.cat([members, members[i] | members[j]])
+    n, pairs = len(members), torch.combinations(torch.arange(len(members)), 2)
+    kept = ~torch.cat([members, members[pairs].any(1)])
     options = dict(removal=removal, fill=fill_id(tokenizer, removal))
     (outputs,) = read_subsets(model, [enc], [kept], [target], **options)
     value = outputs.value.cpu().double()
-    loo, both = (value - outputs.values.cpu().double()).split([n, len(i)])
-    scores = loo.new_zeros(n, n)
-    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
-    info = dict(passes=0, forwards=1 + n + len(i), pairs=scores)
-    return Scores(loo[None], value, outputs.readout, info)
+    losses = value - outputs.values.cpu().double()
+    info = dict(passes=0, forwards=1 + len(losses), pairs=_pair_scores(losses, pairs))
+    return Scores(losses[None, :n], value, outputs.readout, info)
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000000f
 def likely_pairs(
@@ -118,19 +122,17 @@ def function_pairs(
     for text in [texts] if isinstance(texts, str) else texts:
         text = plain_text(text, units)
         n = len(text)
-        pairs = list(combinations(range(n), 2))
-        both = [text.without(pair) for pair in pairs]
-        single = [text.without([k]) for k in range(n)]
-        answers.of_texts([text.text, *single, *both])
+        pairs = torch.combinations(torch.arange(n), 2)
+        removed = [[k] for k in range(n)] + pairs.tolist()
+        texts = [text.without(units) for units in removed]
+        rows = answers.of_texts([text.text, *texts])[1:]
         main = explain_text(answers, text, 'loo', target)
         index = main.target if isinstance(main.target, (int, tuple)) else 0
-        scores = torch.zeros(n, n, dtype=torch.double)
-        for (i, j), row in zip(pairs, answers.of_texts(both) if pairs else ()):
-            loss = main.logit - read_number(row, index)[1]
-            scores[i, j] = scores[j, i] = main.scores[i] + main.scores[j] - loss
+        losses = [main.logit - read_number(row, index)[1] for row in rows]
         main.method = 'exact'
-        main.info |= dict(forward_equivalents=len({text.text, *single, *both}))
-        records.append(Pairs(main, scores))
+        main.info |= dict(forward_equivalents=len({text.text, *texts}))
+        losses = torch.tensor(losses, dtype=torch.double)
+        records.append(Pairs(main, _pair_scores(losses, pairs)))
     return records
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #0000001d

@@ -20,7 +20,7 @@ from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, perturbation_curves, removal_units
 from lrp_loo.evaluate.results import Results
 from lrp_loo.loo import leave_one_out
-from lrp_loo.methods import explain_methods
+from lrp_loo.methods import explain_batch
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.structure import describe_model
 from lrp_loo.paper.common import Study, add_rows, text_examples
@@ -59,7 +59,10 @@ def gap_row(
     measured = {}
     for name, target in zip(TARGETS, (c, (c, 1 - c))):
         loo, _, _ = leave_one_out(model, enc, target)
-        found = explain_methods(model, tokenizer, [enc], methods, target)
+        found = {
+            name: explain_batch(model, tokenizer, [enc], method, target, **options)
+            for name, (method, options) in methods.items()
+        }
         maps = {'loo': loo} | {m: a.scores for m, (a,) in found.items()}
         own, both = found['none'][0].is_content, {}
         if curves and name == 'logit':

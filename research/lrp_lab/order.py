@@ -28,7 +28,7 @@ from lrp_loo.inputs.targets import Readout
 from lrp_loo.loo import leave_one_out
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.lrp.rules import constant
-from lrp_loo.methods import explain_batch, explain_methods
+from lrp_loo.methods import explain_batch
 from lrp_loo.models.attention import AttentionMode
 from lrp_loo.models.call import forward
 from lrp_loo.models.loading import load_demo
@@ -137,15 +137,21 @@ def order_row(
     stored: dict = None,  # 'loo' and other maps of earlier rows, for a large model
 ) -> dict:  # n_tokens; by method r with LOO, r_zero, r_usual; r of removals' LOO
     "Compare the maps of both orders with one another and with exact LOO."
-    how = dict(content=[content])
+    call, how = (model, tokenizer, [enc]), dict(content=[content])
     stored = stored or {}
     usual = {k: v for k, v in USUAL.items() if k not in stored}
-    found = explain_methods(model, tokenizer, [enc], usual, target, **how)
+    found = {
+        name: explain_batch(*call, method, target, **how, **options)
+        for name, (method, options) in usual.items()
+    }
     one = found['whole'][0]
     target = one.target if target is None else target
     divided = {k: v for k, v in DIVIDED.items() if not stored or k[:7] == 'divided'}
     with in_divided_order(model):
-        found |= explain_methods(model, tokenizer, [enc], divided, target, **how)
+        found |= {
+            name: explain_batch(*call, method, target, **how, **options)
+            for name, (method, options) in divided.items()
+        }
 
     maps = stored | {name: a.scores for name, (a,) in found.items()}
     if 'loo' not in maps:
