@@ -423,15 +423,16 @@ def frontier(
     arguments = (target, 'token', truncation, max_length, device, template, among)
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     measured, costs = [], []
-    methods = {b: ('auto', dict(passes=b)) for b in budgets}
     unique = {key: i for i, key in reversed([*enumerate(text_digests(inputs))])}
     for i in progress_bar(sorted(unique.values()), progress, desc='frontier'):
-        call = inputs.model, inputs.tokenizer, [inputs.encs[i]], methods
-        (loo,), maps = compare_with_loo(
-            *call, inputs.targets[i], content=[inputs.content[i]]
-        )
+        enc, content = [inputs.encs[i]], [inputs.content[i]]
+        target = inputs.targets[i]
+        arguments = (inputs.model, inputs.tokenizer, enc, 'auto')
+        (loo,) = explain_batch(*arguments, target, None, content, passes=None)
         costs.append(loo.passes)
-        for b, (a,) in maps.items():
+        target = fix_index(target, loo.target)
+        for b in budgets:
+            (a,) = explain_batch(*arguments, target, None, content, passes=b)
             r = agreement(a.scores, loo.scores, ~loo.is_content)
             measured.append((b, r, a.passes, a.content_is_exact, a.seconds))
     names, rows = ['budget', 'r', 'passes', 'exact', 'seconds'], {}
