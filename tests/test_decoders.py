@@ -212,7 +212,7 @@ def test_after_the_prefix_fewer_tokens_are_computed(name, monkeypatch):
 
     found, n_tokens = [], []
     for stores in (True, False):  # stored, and masked
-        name = 'lrp_loo.loo.engines._Text.states_save_time'
+        name = 'lrp_loo.loo.engines.Variants.states_save_time'
         monkeypatch.setattr(name, lambda self, stores=stores: stores)
         with CountTokens(model) as count:
             found.append(numbers())

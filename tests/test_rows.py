@@ -19,8 +19,8 @@ from lrp_loo.estimate.rows import KeptRows, choose_rows, rows_are_right
 from lrp_loo.inputs.targets import Target
 from lrp_loo.inputs.units import text_units
 from lrp_loo.loo import many_loo
-from lrp_loo.loo.engines import read_whole
-from lrp_loo.loo.states import changed_rows, is_causal, rows_read
+from lrp_loo.loo.engines import WholeText
+from lrp_loo.loo.states import StoredText, changed_rows, is_causal, rows_read
 from lrp_loo.models.attention import AttentionMode
 from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
@@ -30,7 +30,7 @@ SENTENCE = TEXTS[0]
 
 def effects(model, enc, rows, removed, target=None):
     "f(x) minus f without each unit, these rows computed anew; the rows that are read."
-    whole, stored = read_whole(model, enc, target, stores_states=True)
+    whole, stored = WholeText(model, enc, target), StoredText.read(model, enc)[0]
     values = stored.values(rows, removed, whole.readout)
     return whole.value - values, rows_read(model, enc, whole.readout)
 
@@ -108,7 +108,7 @@ def test_the_others_hand_on_what_they_had(family):
     recomputed = tokens.roll(1, 1) | tokens.roll(2, 1)  # two behind each token
     recomputed[:, 0 if task == 'class' else -1] = True
     found, read = effects(model, enc, recomputed, tokens, 1)
-    values = read_whole(model, enc, 1)[0].value - found
+    values = WholeText(model, enc, 1).value - found
     for j, value in enumerate(values):
         without = enc | dict(attention_mask=1 - tokens[j : j + 1].long())
         with others_put_back(model, enc, recomputed[j]), torch.no_grad():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SLOPE', 'SLOPE_VARIANCE', 'FLOOR', 'MIXED', 'SHALLOW', 'NOISE', 'DEEP_NOISE', 'NOISE_WEIGHT', 'MAX_LOG_ODDS',
-           'N_DRAWS', 'TAIL', 'SCALE_SD', 'log_odds', 'Estimate', 'content_units', 'unit_members', 'first_estimates',
-           'removal_scores']
+           'N_DRAWS', 'TAIL', 'SCALE_SD', 'log_odds', 'Estimate', 'content_units', 'unit_members', 'rows_of_text',
+           'first_estimates', 'removal_scores']
 
 # %% ../../nbs/lib/estimate.ipynb #0fe29d44
 import math
@@ -26,6 +26,8 @@ from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..loo.engines import WholeText
 from ..loo.removals import EncodedText, check_hidden
+from ..loo.states import StoredText, changed_rows, is_causal, rows_read
+from ..loo.states import why_no_states
 from ..models.encoding import attended_tokens, special_mask
 from ..models.structure import n_layers
 
@@ -66,6 +68,7 @@ class Estimate:
 
     whole: WholeText | None  # the unchanged text, with its value
     units: Units | None  # what is removed at once; None: each token (patch)
+    removed: torch.Tensor  # (n, T) bool: the tokens (patches) of each unit
     is_content: torch.Tensor  # (n,) bool; the mean of the other units is their value
     slope: float  # κ m, the expected slope
     noise: float  # τ0², the expected noise
@@ -115,11 +118,6 @@ class Estimate:
         sd = np.sqrt(self.noise_sd**2 + self.slope_sd**2)
         arrays = (np.where(exact, value, mean), sd)
         self.mean, self.sd = map(torch.from_numpy, arrays)
-
-    @property
-    def removed(self) -> torch.Tensor:  # (n, T) bool
-        "Return the mask of each unit's tokens (patches)."
-        return unit_members(self.whole.model, self.whole.enc, self.units)
 
     @property
     def cost(self) -> torch.Tensor:  # (n,)
@@ -240,6 +238,34 @@ def unit_members(
     return units.number[None] == torch.arange(len(units))[:, None]
 
 # %% ../../nbs/lib/estimate.ipynb #00000009
+def rows_of_text(
+    whole: WholeText,  # the unchanged text
+    stored: StoredText,  # keys and values of the batch that it was read in
+    removed: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
+) -> tuple[list[int] | None, str]:
+    """Return the rows that the explained number is read from; or None, and why the rows
+    of this text cannot be computed one by one.
+    """
+    model, enc = whole.model, whole.enc
+    if 'input_ids' not in enc:
+        return None, 'it is an image'
+    if reason := why_no_states(model):
+        return None, reason
+    if not stored.is_complete:
+        return None, 'some layers did not store the keys and values of every token'
+    read = rows_read(model, enc, whole.readout)
+    if read is None:
+        return None, (
+            'the text has masked tokens, other inputs or more tokens than a window of'
+            ' attention, or the number is not read at the last token of a decoder (or'
+            ' by a function with `n_rows`, the number of last rows that it uses), or at'
+            " the first token of an encoder's classifier"
+        )
+    if removed[:, : read[0] + 1 if is_causal(model) else None].all(1).any():
+        return None, 'without one of the units a row would see no token'
+    return read, ''
+
+
 def first_estimates(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -255,20 +281,26 @@ def first_estimates(
     terms = removal_pass(model, batch, target, units, stores_calls=stores_calls)
     scores, spread = terms.terms.sum(1).cpu(), terms.spread.mT.cpu()
     noise = NOISE if n_layers(model) <= SHALLOW else DEEP_NOISE
-    estimates, texts = [], [EncodedText(model, enc) for enc in encs]
-    for text in sorted(texts, key=lambda text: -text.n_positions):
-        check_hidden(text, target, as_keys=True)  # the longest stands for others
-    for i, (enc, text, unit) in enumerate(zip(encs, texts, units)):
-        n = text.n_positions if unit is None else len(unit)
-        is_content = content_units(tokenizer, enc, unit, n, content[i])
-        whole = WholeText(model, enc, None, terms.readout.of_text(i))
+    removed = [unit_members(model, *text) for text in zip(encs, units)]
+    # the longest stands for others
+    for i in sorted(range(len(encs)), key=lambda i: -removed[i].shape[1]):
+        check_hidden(EncodedText(model, encs[i]), target, as_keys=True)
+    estimates = []
+    for i, (enc, unit, members) in enumerate(zip(encs, units, removed)):
+        n, n_tokens = members.shape
+        whole = WholeText(model, enc, terms.readout.of_text(i))
         whole.value = terms.values[i : i + 1]
+        is_content = content_units(tokenizer, enc, unit, n, content[i]).cpu()
         slope = SLOPE * log_odds(whole.readout, float(whole.value))
-        # whole tokens: every row changes
-        every = torch.ones(n, text.n_positions, dtype=torch.bool)
-        row_spread = spread[i, :n, : text.n_positions]
-        arguments = (slope, noise, scores[i, :n], row_spread, every)
-        estimates.append(Estimate(whole, unit, is_content.cpu(), *arguments))
+        row_spread, changed = spread[i, :n, :n_tokens], torch.ones_like(members)
+        read, why_no_rows = None, ''
+        if stores_calls:
+            read, why_no_rows = rows_of_text(whole, terms.stored, members)
+        if read is not None:
+            changed = changed_rows(~members, read, is_causal(model))
+        arguments = (slope, noise, scores[i, :n], row_spread, changed, read)
+        e = Estimate(whole, unit, members, is_content, *arguments, why_no_rows)
+        estimates.append(e)
     return estimates, terms
 
 

@@ -15,15 +15,15 @@ import torch
 from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
 from . import Estimate, content_units, first_estimates
-from . import unit_members
+from . import rows_of_text, unit_members
 from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
-from .rows import add_rows, next_rows, rows_are_right, rows_of_text
+from .rows import add_rows, next_rows, rows_are_right
 from ..inputs.scores import ROUNDING, GeneratedReadout, Scores, differs
 from ..inputs.scores import spread
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import many_loo
-from ..loo.engines import read_variants, read_whole
+from ..loo.engines import WholeText, read_variants
 from ..loo.precision import bfloat16_passes
 from ..loo.removals import Removal, as_removal, fill_id
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
@@ -86,7 +86,6 @@ def affordable(
 def add_units(
     estimates: list[Estimate],
     passes: float,  # forward passes over each text
-    stored: StoredText | None = None,  # keys and values of a single text
 ) -> list[Estimate]:  # the same estimate where nothing fits
     "Compute exact LOO of as many units as fit, the largest variance per pass first."
     chosen = {}
@@ -97,7 +96,7 @@ def add_units(
     wholes = [estimates[i].whole for i in chosen]
     keeps = [~estimates[i].removed[units] for i, (units, _) in chosen.items()]
     results = list(estimates)
-    for i, result in zip(chosen, read_variants(wholes, keeps, stored)):
+    for i, result in zip(chosen, read_variants(wholes, keeps)):
         (units, spent), e = chosen[i], estimates[i]
         loo = (result.value - result.values).cpu()
         results[i] = e.with_scores(units, e.changed[units], loo, result.passes, spent)
@@ -110,19 +109,16 @@ def spend(
     terms: RemovalTerms,  # of that pass, with attention calls
 ) -> list[Estimate]:
     "Recompute rows of each text, or whole tokens where rows cannot be computed."
-    model = terms.stored.model
-    for i, e in enumerate(estimates):
-        removed, changed = e.removed, torch.ones_like(e.changed)
-        read, reason = rows_of_text(e.whole, terms.stored, removed)
-        if read is not None:
-            changed = changed_rows(~removed, read, is_causal(model))
-        estimates[i] = replace(e, changed=changed, read=read, why_no_rows=reason)
     with_rows = [i for i, e in enumerate(estimates) if e.read is not None]
     if with_rows and passes > 0:
         i = max(with_rows, key=lambda i: estimates[i].changed.shape[1])
         if not rows_are_right(terms, i, estimates[i]):
-            states_differ(model)
-            return spend(estimates, passes, terms)
+            states_differ(terms.stored.model)
+            change = dict(read=None, why_no_rows=why_no_states(terms.stored.model))
+            estimates = [
+                replace(e, changed=torch.ones_like(e.changed), **change)
+                for e in estimates
+            ]
     estimates = add_rows(estimates, passes, terms)
     others = [i for i, e in enumerate(estimates) if e.read is None]
     for i, e in zip(others, add_units([estimates[i] for i in others], passes)):
@@ -153,12 +149,15 @@ def refined(
         passes=estimate.passes + spent,
         planned_passes=estimate.planned_passes + spent,
     )
-    arguments = (whole.model, whole.enc, whole.readout)
     if by_rows > by_units:
-        terms = removal_pass(*arguments, [estimate.units], stores_calls=True)
+        arguments = (whole.model, whole.enc, whole.readout, [estimate.units])
+        terms = removal_pass(*arguments, stores_calls=True)
         return add_rows([begun], passes - spent, terms)[0]
-    stored = read_whole(*arguments, stores_states=True)[1] if spent else None
-    return add_units([begun], passes - spent, stored)[0]
+    if spent:
+        whole.stored, _ = StoredText.read(whole.model, whole.enc)
+    (result,) = add_units([begun], passes - spent)
+    whole.stored = None  # it is large
+    return result
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
 def auto_scores(
@@ -210,18 +209,7 @@ def auto_scores(
         loos = many_loo(model, encs, target, removal, fill, **options)
         for i, loo in zip(exact, loos):
             planned = round(costs[i], 2)
-            info = dict(
-                exact=list(range(len(members[i]))),
-                engine=loo.engine,
-                forward_equivalents=round(loo.passes, 2),
-                planned_passes=planned,
-                exact_passes=planned,
-                total_effect=loo.total_effect,
-            )
-            infos = [info | of_number for of_number in loo.info]
-            infos = infos if len(infos) > 1 else infos[0]
-            rows = loo.scores.view(len(loo.scores), -1).T  # one per number
-            scores[i] = Scores(rows, loo.value.flatten(), loo.readout, infos)
+            scores[i] = loo.as_scores(planned_passes=planned, exact_passes=planned)
     rest = [i for i in range(len(costs)) if scores[i] is None]
     # half precision rounds a padded batch otherwise than each text
     is_half = getattr(model, 'dtype', torch.float32).itemsize < 4
@@ -257,7 +245,7 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
         estimates, terms = first_estimates(model, tokenizer, *arguments)
     except ValueError as e:
         # an error of exact LOO has its own message
-        read_whole(model, encs[0], target)
+        WholeText(model, encs[0], target).value
         raise ValueError(f"{e}; {advice}") from e
     estimates = [replace(e, exact_passes=c) for e, c in zip(estimates, costs)]
     estimates = spend(estimates, passes - GRADIENT_PASS, terms)
@@ -267,8 +255,9 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
 def _estimate_generated(model, passes, enc, target, units, cost):
     "Return `Scores` of all generated tokens, by the rows nearest behind each unit."
     advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
-    whole, stored = read_whole(model, enc, target, not why_no_states(model))
-    removed = unit_members(model, enc, units)
+    stored, output = StoredText.read(model, enc)
+    whole, removed = WholeText(model, enc, target), unit_members(model, enc, units)
+    whole.output = output
     read, reason = rows_of_text(whole, stored, removed)
     if reason:
         raise ValueError(

@@ -6,7 +6,6 @@
 __all__ = ['AT_ONCE', 'SHORT', 'HELD_AT_ONCE', 'GRADIENT_PASS', 'key_effects', 'RemovalTerms', 'removal_pass']
 
 # %% ../../nbs/lib/estimate_one_pass.ipynb #04915aee
-import contextlib
 import math
 from dataclasses import replace
 from functools import partial
@@ -22,14 +21,14 @@ from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
 from ..core.tensors import check_tokens_alone
 from ..core.hooks import forward_hooks, restores_state
-from ..loo.removals import key_weights, n_patches
+from ..loo.removals import AttentionMask, ModelInputs, n_patches
 from ..loo.states import PER_TOKEN, StoredText, input_hooks, projection_hooks
 from ..loo.states import why_no_states
 from ..lrp import lrp_rules
 from ..lrp.composite import gradient
 from ..lrp.report import gradients, gradients_of_each
 from ..lrp.table import fused_attention
-from ..models.call import forward, gradients_enabled, watch_embeddings
+from ..models.call import gradients_enabled, watch_embeddings
 from ..models.attention import AttentionCall, AttentionMode
 from ..models.structure import device_of, family_of
 from ..models.attention import NO_POSITIONS, POSITIONS
@@ -41,8 +40,6 @@ def key_effects(
     # (batch, n_keys, n_units) 1 if a key belongs to a unit, or (1, …) for one
     # text that is explained several times; None: each key is a unit
     members: torch.Tensor | None = None,
-    # (batch, n_units) mask weights under which A was computed; None: 1
-    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:  # (batch, heads, n, n_units)
     """Return the effect of removing each unit through each row of a layer: exact in
     its softmax, linear after it.
@@ -66,10 +63,7 @@ def key_effects(
         gain = gains @ members
     total = sums(A).clamp_(min=tiny)  # a row without keys has no effect
     rest = torch.lerp(total - mass, sums(others).clamp_(min=tiny), is_large)
-    effect = torch.addcmul(gain, mass, sums(gains) / total, value=-1).div_(rest)
-    if weights is None:
-        return effect
-    return effect.mul_(total).div_(rest.mul_(weights[:, None, None]).add_(mass))
+    return torch.addcmul(gain, mass, sums(gains) / total, value=-1).div_(rest)
 
 # %% ../../nbs/lib/estimate_one_pass.ipynb #00000012
 # attention weights in one slice of the closed form: intermediate tensors then
@@ -195,39 +189,27 @@ class _Pass:
     the last call to the first. Calls have indices in the order of layers.
     """
 
-    def __init__(self, model, batch, units, weights, stores_calls):
-        self.model = model
+    def __init__(self, model, inputs, units, stores_calls):
+        self.model, self.inputs, self.batch = model, inputs, inputs.inputs
         self.stores_calls = stores_calls
-        self.batch = batch
-        self.is_text = 'input_ids' in batch
+        self.is_text = 'input_ids' in self.batch
         # (batch, T, n_units) 0 or 1; None: every token is a unit
         self.members = None
-        # mask weights, (batch, n_units)
-        self.weights = weights
         # over calls and heads, (batch, n, n_units, 2): effects and their squares
         self.current = None
-        # own rows whose effects do not count: f depends on them only through their keys
-        self.excluded = None
+        # the rows of a call → own rows whose effects do not count, because f depends on
+        # them only through their keys, (batch, n, n_units) bool
+        self.excluded, self.attended_by_others = {}, set()
         self.batches = []  # sums of finished batches
         self.calls, self.gradients = [], {}  # attention, and ∂f/∂O of each call
         if self.is_text and any(u is not None for u in units or ()):
-            T = batch['input_ids'].shape[1]
+            T = self.batch['input_ids'].shape[1]
             n = max(T if u is None else len(u) for u in units)
             self.members = torch.zeros(len(units), T, n, device=device_of(model))
             for b, u in enumerate(units):
                 unit = torch.arange(T) if u is None else u.number
                 tokens = torch.where(unit >= 0)[0]
                 self.members[b, tokens, unit[tokens]] = 1
-
-    def key_weights(self):
-        "Return a context in which each key has its unit's weight, 1 without a unit."
-        if self.weights is None:
-            return contextlib.nullcontext()
-        members, weights = self.members, self.weights
-        if members is None:
-            return key_weights(weights)
-        weight_per_key = (members.to(weights) @ weights[..., None])[..., 0]
-        return key_weights(torch.where(members.sum(-1) > 0, weight_per_key, 1.0))
 
     def check(self, shapes):
         "Raise ValueError unless attention has one row and one key per input."
@@ -245,65 +227,44 @@ class _Pass:
                 )
 
     def exclude_own_rows(self, g, index):
-        "Exclude a unit's own rows in which the last call's gradient g is 0."
-        positions = self.positions.get(index)
-        if positions is None and self.current is not None:
-            return
-        has_gradient = (g != 0).any(-1).any(1)  # (batch, n)
-        if positions is not None:
-            return self.exclude_own_rows_of_part(has_gradient, positions)
-        n = n_patches(self.embeddings[0])
-        extra = has_gradient.shape[1] - n
-        if extra and not self.is_text:
-            patches = torch.eye(n, device=has_gradient.device)
-            patches = F.pad(patches, (0, 0, extra, 0))
-            self.members = patches.expand(len(has_gradient), -1, -1)
-        if self.members is None:  # a key's own row is the diagonal
-            self.excluded = ~has_gradient
-        else:
-            self.excluded = self.members.bool() & ~has_gradient[..., None]
-
-    def exclude_own_rows_of_part(self, has_gradient, positions):
-        "Exclude own rows in a call whose rows cover only some of the positions."
-        n = n_patches(self.embeddings[0])
-        if self.members is None:
-            identity = torch.eye(n, device=has_gradient.device)
-            self.members = identity.expand(len(has_gradient), n, n)
-        if self.current is None:
-            self.excluded_by_rows, self.attended_by_others = {}, set()
-        rows = tuple(positions.rows.tolist())
-        keys = tuple(positions.keys.tolist())
-        if rows not in self.excluded_by_rows:
+        "Exclude a unit's own rows in which the gradient g of their last call is 0."
+        rows = keys = None
+        if (positions := self.positions.get(index)) is not None:
+            rows, keys = (tuple(x.tolist()) for x in positions)
+        if rows not in self.excluded:
+            n, has_gradient = n_patches(self.embeddings[0]), (g != 0).any(-1).any(1)
+            # class tokens in front of an image's patches
+            extra = 0 if self.is_text else has_gradient.shape[1] - n
+            members = self.members
+            if members is None:
+                members = F.pad(torch.eye(n, device=g.device), (0, 0, extra, 0))[None]
+            if extra or positions is not None:
+                self.members = members
+            if positions is not None:
+                is_position = (positions.rows >= 0)[:, None]
+                members = members[:, positions.rows.clamp(min=0)] * is_position
+            is_own = members.bool()
             # the output may read rows with a gradient in the part's last call; but if
             # another part attends to these rows, all own rows are excluded
-            is_own = self.members[:, positions.rows.clamp(min=0)].bool()
-            is_own = is_own & (positions.rows >= 0)[:, None]
-            if not self.attended_by_others.intersection(rows):
+            if not self.attended_by_others.intersection(rows or ()):
                 is_own = is_own & ~has_gradient[..., None]
-            self.excluded_by_rows[rows] = is_own
+            self.excluded[rows] = is_own
         if keys != rows:
             self.attended_by_others.update(set(keys) - {-1})
 
-    def effects_of_part(self, positions, g, A):
-        "Return effects (batch, heads, T, n_units), with rows at their positions."
-        is_position = (positions.keys >= 0).to(A)[:, None]
-        members = self.members[:, positions.keys.clamp(min=0)] * is_position
-        effects = key_effects(g, A, members, self.weights)
-        excluded = self.excluded_by_rows[tuple(positions.rows.tolist())]
-        effects.masked_fill_(excluded[:, None], 0)
-        by_position = effects.new_zeros(*effects.shape[:2], *self.members.shape[1:])
-        return by_position.index_add_(2, positions.rows.clamp(min=0), effects)
-
     def add_heads(self, index, g, A):
         "Add effects of a few heads of a call, without the excluded rows."
+        members, rows = self.members, None
         if (positions := self.positions.get(index)) is not None:
-            effects = self.effects_of_part(positions, g, A)
-        else:
-            effects = key_effects(g, A, self.members, self.weights)
-            by_unit = self.excluded.ndim == 3
-            own_effects = effects if by_unit else effects.diagonal(dim1=2, dim2=3)
-            own_effects.masked_fill_(self.excluded[:, None], 0)
+            rows = tuple(positions.rows.tolist())
+            is_position = (positions.keys >= 0).to(A)[:, None]
+            members = members[:, positions.keys.clamp(min=0)] * is_position
+        effects = key_effects(g, A, members)
         both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
+        both.masked_fill_(self.excluded[rows][..., None], 0)
+        if positions is not None:  # to the rows of the text
+            sums = both.new_zeros(len(both), *self.members.shape[1:], 2)
+            both = sums.index_add_(1, positions.rows.clamp(min=0), both)
         self.current = both if self.current is None else self.current + both
 
     def add(self, index, g, A):
@@ -327,7 +288,7 @@ class _Pass:
         "Store the sums of the current batch, and reset them."
         if self.current is not None:
             self.batches.append(self.current)
-        self.current = None
+        self.current, self.excluded, self.attended_by_others = None, {}, set()
 
     def terms(self):
         "Return the sums of all batches."
@@ -343,11 +304,8 @@ class _Pass:
 
     def forward(self, composite):
         "Return the model's output, and the attention weights that were recorded."
-        with (
-            lrp_rules(self.model, composite, record='attention') as rules,
-            self.key_weights(),
-        ):
-            out = forward(self.model, self.batch)
+        with lrp_rules(self.model, composite, record='attention') as rules:
+            out = self.inputs.output(self.model)
         weights = [w.A for w in rules.attention]
         if any(A._version for A in weights):
             raise ValueError(
@@ -376,8 +334,8 @@ class _Pass:
             is_eager = family is not None and family.position_bias is not None
             stores = is_eager and self.stores_calls
             hooks = projection_hooks(self.model, states, outputs) if stores else []
-            with calls, self.key_weights(), forward_hooks(hooks):
-                out, weights = forward(self.model, self.batch), calls.weights
+            with calls, forward_hooks(hooks):
+                out, weights = self.inputs.output(self.model), calls.weights
         # of calls of both kinds the order is unknown
         if not calls.is_complete or calls.queries and weights:
             calls = self.fused_calls()
@@ -452,8 +410,8 @@ def removal_pass(
     target: OneTarget = None,  # see `as_target`, or a `Readout` with a fixed index
     # a `Units` (or None) per text: what is removed at once
     units: list[Units | None] | None = None,
-    # (batch, n_units) mask weights under which the model runs; None: 1
-    weights: torch.Tensor | None = None,
+    # (n, T) bool: what is left of one text, for a batch of n; None: all
+    keep: torch.Tensor | None = None,
     # True: return each attention call and what enters the layers, for `row_effects`
     stores_calls: bool = False,
 ) -> RemovalTerms:
@@ -461,7 +419,11 @@ def removal_pass(
     if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'removal')
     with gradients_enabled(model, [batch]) as (batch,):
-        one_pass, inputs = _Pass(model, batch, units, weights, stores_calls), []
+        of_model = ModelInputs(batch)
+        if keep is not None:
+            is_attended = batch.get('attention_mask', keep) == 1
+            of_model = AttentionMask().inputs(model, batch, keep & is_attended)
+        one_pass, inputs = _Pass(model, of_model, units, stores_calls), []
         stores_input = stores_calls and 'input_ids' in batch
         with (
             read_row_only(model, target),

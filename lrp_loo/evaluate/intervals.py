@@ -29,7 +29,7 @@ from .results import method_digests
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UNITS, UnitsOf
-from ..loo.engines import Variants, read_whole
+from ..loo.engines import Variants, WholeText
 from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
@@ -396,7 +396,7 @@ def top_tokens(
     reach = calibration.reach(k, confidence)
     inputs = CallInputs.from_args(model, tokenizer, text, **arguments)
     target = fix_index(inputs.targets[0], a.target)
-    whole, _ = read_whole(inputs.model, inputs.encs[0], target)
+    whole = WholeText(inputs.model, inputs.encs[0], target)
     (unit,) = inputs.units
     unit = torch.arange(len(a)) if unit is None else unit.number
 

@@ -277,6 +277,8 @@ class Scores:
         parts: list['Scores'],  # each of one text
     ) -> 'Scores':
         "Join the scores of texts that were explained one by one."
+        if len(parts) == 1:
+            return parts[0]
         scores = [p.scores[0].cpu() for p in parts]
         return cls(
             torch.nn.utils.rnn.pad_sequence(scores, batch_first=True),
@@ -300,6 +302,6 @@ def text_by_text(
         for enc, unit in zip(encs, units or [None] * len(encs)):
             of_text = options if unit is None else options | dict(units=unit)
             parts.append(one(model, tokenizer, one_text(enc), target, **of_text))
-        return parts[0] if len(parts) == 1 else Scores.joined(parts)
+        return Scores.joined(parts)
 
     return method

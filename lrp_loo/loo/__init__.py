@@ -13,10 +13,10 @@ import torch
 from ..core.hooks import restores_state
 from ..core.tools import progress_bar
 from ..core.arguments import Model
-from ..inputs.targets import OneTarget
-from .engines import SubsetValues, read_subsets
+from ..inputs.targets import OneTarget, as_target
+from .engines import SubsetOptions, SubsetValues, WholeText
 from .precision import read_in_precision
-from .removals import EncodedText, Removal
+from .removals import Removal, as_removal
 from ..models.call import check_model
 from lrp_loo.models.encoding import (
     TOKEN_BUDGET,
@@ -41,7 +41,7 @@ def many_loo(
     # (T,) bool per text: tokens whose joint removal is computed as well, or None
     joint: list[torch.Tensor | None] | None = None,
     precision: str = 'float32',  # see `read_in_precision`
-    content: list[torch.Tensor] | None = None,  # see `read_in_precision`
+    content: list[torch.Tensor] | None = None,  # see `read_in_precision`; None: all
 ) -> list[SubsetValues]:
     """Compute Leave-One-Out of many texts: the `scores` of each text, by unit, and the
     `total_effect` of its joint removal.
@@ -56,25 +56,21 @@ def many_loo(
             )
         if 'input_ids' in enc:
             check_ids(model, enc['input_ids'])
-    keeps = []  # (n_units, T) bool: what each variant keeps
+    wholes = [WholeText(model, enc, as_target(target)) for enc in encs]
+    keeps, contents = [], []  # (n_units, T) bool: what each variant keeps
     joint = joint or [None] * len(encs)
-    for enc, unit, tokens in zip(encs, units or [None] * len(encs), joint):
+    for whole, unit, tokens in zip(wholes, units or [None] * len(encs), joint):
         if unit is None:
-            unit = torch.arange(EncodedText(model, enc).n_positions)
+            unit = torch.arange(whole.n_positions)
         removed = torch.arange(int(unit.max()) + 1)
         keep = unit[None] != removed[:, None]
+        contents.append(torch.ones(len(keep), dtype=torch.bool))
         keeps.append(keep if tokens is None else torch.cat([keep, ~tokens[None]]))
-    how, targets = dict(removal=removal, fill=fill), [target] * len(encs)
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
     with progress_bar(progress=progress, **options) as bar:
-        limits = dict(token_budget=token_budget, progress=bar.update)
-        arguments, options = (model, encs, keeps, targets), how | limits
-        if precision == 'float32':
-            values = read_subsets(*arguments, **options)
-        else:
-            n_units = [len(k) - (t is not None) for k, t in zip(keeps, joint)]
-            content = content or [torch.ones(n, dtype=torch.bool) for n in n_units]
-            values = read_in_precision(*arguments, precision, content, **options)
+        how = as_removal(removal, encs[0]), fill, token_budget, bar.update
+        arguments = (wholes, keeps, SubsetOptions(*how), precision)
+        values = read_in_precision(*arguments, content or contents)
     results = []
     for of_text, keep, enc, tokens in zip(values, keeps, encs, joint):
         loo = of_text.value - of_text.values
@@ -109,4 +105,4 @@ def leave_one_out(
     """
     model, _ = unwrap(model)
     loo = many_loo(model, [enc], target, removal, fill, [units], **kwargs)[0]
-    return loo.scores, loo.row, loo.readout.chosen(0)
+    return loo.scores, loo.whole.row, loo.readout.chosen(0)

@@ -10,15 +10,12 @@ __all__ = ['BFLOAT16_TIME', 'N_LARGEST', 'LEAST_UNITS', 'LEAST_WEIGHTS', 'multip
 import math
 import os
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..core.arguments import one_of
-from ..inputs.targets import OneTarget, as_target
-from .engines import SubsetOptions, SubsetValues, random_choice
-from .engines import read_subsets, read_variants, read_whole
-from .removals import as_removal
+from .engines import SubsetOptions, SubsetValues, WholeText
+from .engines import random_choice, read_variants
 from ..models.structure import cached_in_call, device_of, layers_of
 
 # %% ../../nbs/lib/loo_precision.ipynb #14600104
@@ -96,24 +93,23 @@ def _error_info(errors, scores, n_others):
     )
 
 
-def _read_in_bfloat16(model, enc, keep, target, content, options):
+def _read_in_bfloat16(whole, keep, content, options):
     "Return f of a text and of some variants in float32, of the others in bfloat16."
     n_units = len(content)
     if not content.any():
         content = torch.ones_like(content)
-    whole, _ = read_whole(model, enc, target)
     in_bfloat16 = replace(options, dtype=torch.bfloat16)
-    (half,) = read_variants([whole], [keep], options=in_bfloat16)
+    (half,) = read_variants([whole], [keep], in_bfloat16)
     values = half.values.to(whole.value)
     sizes = (whole.value - values).view(len(keep), -1).abs().amax(1).cpu()
     order = sizes[:n_units].masked_fill(~content, -1).argsort(descending=True)
     order = order[: int(content.sum())].tolist()
     units, others = order[:N_LARGEST], order[N_LARGEST:]
     if others:
-        units.append(others[random_choice(enc, len(others))])
+        units.append(others[random_choice(whole.enc, len(others))])
     options = replace(options, progress=None)
     rows = [*units, *range(n_units, len(keep))]
-    (exact,) = read_variants([whole], [keep[rows]], options=options)
+    (exact,) = read_variants([whole], [keep[rows]], options)
     errors = values[units] - exact.values[: len(units)]
     values[rows] = exact.values
     columns = (whole.value - values[:n_units]).view(n_units, -1)[content].T
@@ -130,30 +126,26 @@ def _read_in_bfloat16(model, enc, keep, target, content, options):
 
 @torch.no_grad()
 def read_in_precision(
-    model: torch.nn.Module,  # any model
-    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    wholes: list[WholeText],  # texts of one model
     # see `read_subsets`; each variant lacks a unit, those after the last are in float32
     keeps: list[torch.Tensor],
-    targets: list[OneTarget],  # one for each text, see `as_target`
+    options: SubsetOptions,
     precision: str,  # of the variants, see `uses_bfloat16`
     # (n_units,) bool of each text: the units that r and the largest score are taken over
     content: list[torch.Tensor],
-    **options: Any,  # other parameters of `read_subsets`
 ) -> list[SubsetValues]:  # `info` has the expected error of those in bfloat16
     """Return the explained number of texts in float32, and of their variants in this
     precision, with some of them in float32.
     """
+    model = wholes[0].model
     passes = [bfloat16_passes(model, precision, len(keep)) for keep in keeps]
-    half = [i for i, n in enumerate(passes) if n < math.inf]
-    rest, results = [i for i in range(len(encs)) if i not in half], {}
-    if rest:
-        of_rest = ([each[i] for i in rest] for each in (encs, keeps, targets))
-        results |= zip(rest, read_subsets(model, *of_rest, **options))
-    removal = as_removal(options.pop('removal', None), encs[0])
+    rest = [i for i, n in enumerate(passes) if n == math.inf]
+    of_rest = ([each[i] for i in rest] for each in (wholes, keeps))
+    results = dict(zip(rest, read_variants(*of_rest, options)))
     # an outer context keeps the weights that autocast has cast
     with torch.autocast(device_of(model).type, enabled=False):
-        for i in half:
-            arguments = (encs[i], keeps[i], as_target(targets[i]), content[i])
-            how = SubsetOptions(removal, **options)
-            results[i] = _read_in_bfloat16(model, *arguments, how)
-    return [results[i] for i in range(len(encs))]
+        for i, whole in enumerate(wholes):
+            if i not in results:
+                arguments = (whole, keeps[i], content[i], options)
+                results[i] = _read_in_bfloat16(*arguments)
+    return [results[i] for i in range(len(wholes))]

@@ -545,9 +545,10 @@ def check_hidden(
     """Raise ValueError if a token that the mask hides still changes the number. A class
     or token's logit is checked once a model, and anew for a longer text.
     """
-    model, n, is_logits = text.model, text.n_positions, reads_logits(target)
+    model, is_logits = text.model, reads_logits(target)
     if not text.has_tokens or isinstance(model, MultiPartModel):
         return
+    n = text.n_positions
     proofs, claim = proofs_of(model), ('hidden', as_keys, *sorted(text.enc))
     if is_logits and proofs.covers(claim, n):
         return

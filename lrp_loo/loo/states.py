@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..core.hooks import forward_hooks, hooks_suspended
+from ..core.hooks import forward_hooks
 from ..inputs.scores import ROUNDING, differs, last_rows_only, read_row_only
 from ..inputs.scores import reads_first_row, reads_logits, spread
 from ..inputs.targets import OneTarget, Readout, as_target, output_field
@@ -140,35 +140,23 @@ def changed_rows(
     return rows
 
 
-@dataclass(frozen=True, eq=False)
-class _States:
-    "Keys and values of texts, in front of those that a layer computes for variants."
+def _cache(layers, text, receive):
+    "Return a decoder's cache: a layer's states, in front of those of each variant."
+    from transformers import DynamicCache
 
-    layers: list  # (keys, values) of each layer, (n_texts, heads, n_stored, d)
-    text: torch.Tensor  # (n,) index of each variant's text
-    # called with (layer, keys, values) of all new rows, (n_rows, heads, d)
-    receive: Callable[..., Any] | None
-
-    def joined(self, layer, *new):
-        "Return the stored and the new keys and values of a layer."
-        if self.receive is not None:
-            self.receive(layer, *(x.transpose(1, 2).flatten(0, 1) for x in new))
-        return tuple(map(self._with_stored, self.layers[layer], new))
-
-    def _with_stored(self, stored, new):
+    def with_stored(stored, new):
         # with padding, transformers repeats the heads of grouped attention
         stored = stored[:, :: max(1, stored.shape[1] // new.shape[1])]
-        stored = stored[self.text] if len(stored) > 1 else stored
+        stored = stored[text] if len(stored) > 1 else stored
         return torch.cat([stored.expand(len(new), -1, -1, -1), new], 2)
 
-    def cache(self):
-        "Return them as a decoder's cache."
-        from transformers import DynamicCache
+    def update(cache, key, value, layer_idx, *args, **kwargs):
+        if receive is not None:
+            both = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
+            receive(layer_idx, *both)
+        return tuple(map(with_stored, layers[layer_idx], (key, value)))
 
-        def update(cache, key, value, layer_idx, *args, **kwargs):
-            return self.joined(layer_idx, key, value)
-
-        return type('StoredStates', (DynamicCache,), dict(update=update))()
+    return type('StoredStates', (DynamicCache,), dict(update=update))()
 
 
 def projection_hooks(
@@ -206,16 +194,17 @@ class _EncoderAttention:
 
     def __init__(self, stored, states, rows, keys, is_visible, is_computed):
         model, n_tokens = stored.model, stored.enc['input_ids'].shape[1]
-        self.states, text, self.is_computed = states, states.text, is_computed
+        self.states, self.text, self.receive = states
+        self.is_computed = is_computed
         self.family, self.layers = family_of(model), layers_of(model).modules
         self.n_heads = model.config.num_attention_heads
         self.products, self.by_distance = stored.first_products, None
         if self.family.position_bias is not None:
             self.by_distance = self.family.position_bias(model, n_tokens)
         # of these products: (n, rows), or (1, all rows)
-        self.index = self.gathered(text[:, None] * n_tokens + rows)
+        self.index = self.gathered(self.text[:, None] * n_tokens + rows)
         self.hidden = None  # what enters the layer's attention
-        if states.layers:
+        if self.states:
             self.groups = list(self._groups(rows, keys, is_visible))
             return
         # (n, heads, rows, keys)
@@ -232,7 +221,7 @@ class _EncoderAttention:
         n_stored = keys.shape[1] - rows.shape[1]
         variant, place = self.is_computed.nonzero().T
         position, is_new = rows[variant, place], is_visible[variant, n_stored + place]
-        text, sizes = self.states.text, self.is_computed.sum(1)
+        text, sizes = self.text, self.is_computed.sum(1)
         for t in text.unique().tolist():
             of_text = (text == t).nonzero()[:, 0]
             for part in _in_passes(sizes[of_text].tolist(), ROWS_TOGETHER):
@@ -249,7 +238,7 @@ class _EncoderAttention:
 
     def hooks(self):
         "Return hooks that compute attention in place of its modules."
-        last, has_stored = len(self.layers) - 1, bool(self.states.layers)
+        last, has_stored = len(self.layers) - 1, bool(self.states)
         # with a bias by distance, attention is eager in all layers
         every, hooks = has_stored or self.by_distance is not None, []
         all_rows = self.rows_of_variants if has_stored else self.all_rows
@@ -267,7 +256,7 @@ class _EncoderAttention:
 
     def gathered(self, x):
         "Return the computed rows of all variants as one text, if keys are stored."
-        return x[self.is_computed][None] if self.states.layers else x
+        return x[self.is_computed][None] if self.states else x
 
     def first_rows(self, module, args, kwargs):
         "Keep the first row of every variant: a hook before a module."
@@ -312,9 +301,9 @@ class _EncoderAttention:
 
     def rows_of_variants(self, layer, module, args, kwargs, out):
         q, *new = self.qkv(layer, module)
-        if self.states.receive is not None:
-            self.states.receive(layer, *(x[0] for x in new))
-        heads, stored = torch.empty_like(q), self.states.layers[layer]
+        if self.receive is not None:
+            self.receive(layer, *(x[0] for x in new))
+        heads, stored = torch.empty_like(q), self.states[layer]
         for t, i, bias in self.groups:
             pairs = ((s[t, None], x[:, i].transpose(1, 2)) for s, x in zip(stored, new))
             kv = [torch.cat(pair, 2) for pair in pairs]
@@ -336,22 +325,15 @@ class _EncoderAttention:
         return self.finished(module, heads[:, :, None], out)
 
 
-class _InputReached(Exception):
-    "Ends a forward pass of which the first layer's input alone is needed."
-
-
 def input_hooks(
     model: torch.nn.Module,
     inputs: list,  # what enters the first layer, (n_texts, T, d), is added to it
-    ends: bool = False,  # end the forward pass there
 ) -> list:  # see `forward_hooks`; none for a model without layers
     "Return a hook that stores what enters the first layer."
 
     def store(layer, args, kwargs):
         x = args[0] if args else kwargs['hidden_states']
         inputs.append(x.detach())
-        if ends:
-            raise _InputReached
 
     return [(layer, store, None) for layer in layers_of(model).modules[:1]]
 
@@ -435,25 +417,11 @@ class StoredText:
         states = [(getattr(x, 'keys', None), getattr(x, 'values', None)) for x in parts]
         return cls(model, enc, states), output
 
-    def of_texts(self, indices: list[int]) -> 'StoredText':
-        "Return some of the texts, without padding that none of them needs."
-        mask = self.enc.get('attention_mask', torch.ones_like(self.enc['input_ids']))
-        n = int(mask[indices].sum(1).max())
-        enc = {k: v[indices, :n] for k, v in self.enc.items()}
-        states = [(k[indices, :, :n], v[indices, :, :n]) for k, v in self.states]
-        inputs = [x[indices, :n] for x in self.inputs]
-        return StoredText(self.model, enc, states, inputs)
-
     @cached_property
     def first_products(self) -> list[torch.Tensor]:
         "Return the queries, keys and values (tokens, d) of an encoder's first layer."
-        model, family = self.model, family_of(self.model)
-        attention = layers_of(model).modules[0].get_submodule(family.attention)
-        if not self.inputs:
-            stop = forward_hooks(input_hooks(model, self.inputs, ends=True))
-            with contextlib.suppress(_InputReached), hooks_suspended(), stop:
-                forward(model, self.enc)
-        x = self.inputs[0].flatten(0, 1)
+        family, x = family_of(self.model), self.inputs[0].flatten(0, 1)
+        attention = layers_of(self.model).modules[0].get_submodule(family.attention)
         return [attention.get_submodule(name)(x) for name in family.projections]
 
     @property
@@ -471,7 +439,8 @@ class StoredText:
         hidden: torch.Tensor,  # (n, T) bool: keys that no row attends to
         text: torch.Tensor | None = None,  # (n,) index of each variant's text
         # called with (variant, rows, is_new), (n_rows,) each: whose row it is and
-        # which, and whether the variant sees it; returns `receive` of `_States`
+        # which, and whether the variant sees it; returns a function that is called with
+        # (layer, keys, values) of all new rows, (n_rows, heads, d)
         receive: Callable[..., Any] | None = None,
         **options: Any,  # arguments of the model's forward
     ) -> Any:  # its output; shorter variants compute unused rows as well
@@ -498,12 +467,12 @@ class StoredText:
             variant, place = entered.nonzero().T
             new = rows[variant, place], is_new[variant, place]
             receive = receive(variant, *new)
-        states = _States(states, text, receive)
+        states = states, text, receive
         if not causal:
             inputs['attention_mask'] = is_new.long()
             arguments = (states, rows, keys, is_visible, is_computed)
             attention = _EncoderAttention(self, *arguments)
-            if states.layers:
+            if needed:
                 inputs = {k: attention.gathered(v) for k, v in inputs.items()}
                 inputs['attention_mask'].fill_(1)
             with forward_hooks(attention.hooks()):
@@ -512,7 +481,7 @@ class StoredText:
         mask = mask | ~mask.any(-1, keepdim=True)  # rows without keys are never read
         names = input_names(self.model).named
         name = next((name for name in CACHES if name in names), CACHES[-1])
-        inputs |= {'attention_mask': mask[:, None], name: states.cache()}
+        inputs |= {'attention_mask': mask[:, None], name: _cache(*states)}
         return forward(self.model, inputs | options)
 
     @torch.no_grad()

@@ -28,12 +28,12 @@ from ..estimate.parts import PART_METHODS, part_scores
 from ..estimate.sets import TextNumber, content_mask, sets_of_units
 from ..inputs.call import WINDOW, CallInputs, as_list, class_names
 from ..inputs.call import content_entries, group_by_target, has_vocabulary
-from ..inputs.scores import GeneratedReadout, Scores, as_readout, compute_all_rows
+from ..inputs.scores import GeneratedReadout, Scores, compute_all_rows
 from ..inputs.scores import differs
 from ..inputs.targets import NAMES_CLASSES, OneTarget, Target, TargetOf
 from ..inputs.targets import as_target, fix_index
 from ..inputs.units import Units, UnitsOf, spans_of_units
-from ..loo.engines import WholeText, random_choice, read_whole
+from ..loo.engines import WholeText, random_choice
 from ..loo.removals import accepts_attention_mask
 from .functions import check_function_call, explain_function
 from .table import as_method, check_options, method_name
@@ -63,7 +63,8 @@ def check_own_answer(
     out, inputs, _ = tokenizer.own_answer()
     if callable(target) and not inputs:  # not the model's output, but its number
         return
-    own = WholeText(model, inputs, out, as_readout(target, out, inputs))
+    own = WholeText(model, inputs, target)
+    own.output = out
     number = own.value[0].to(getattr(model, 'dtype', own.value.dtype))
     if differs(value, number, own.scale):
         kind = type(tokenizer.source).__name__
@@ -124,8 +125,8 @@ def differs_from_model(
     is_known = proofs.covers(claim, n)
     for i in _texts_to_compare(lengths, encs, target, is_known):
         fixed = fix_index(target, scores.readout.chosen(i))
-        output = plain_forward(model, encs[i])
-        alone = WholeText(model, encs[i], output, as_readout(fixed, output, encs[i]))
+        alone = WholeText(model, encs[i], fixed)
+        alone.output = plain_forward(model, encs[i])
         if differs(scores.values[i].detach(), alone.value[0], alone.scale):
             if is_padded:
                 proofs.outcomes[claim] = 'padding changes the number'
@@ -417,7 +418,7 @@ def explain_each(
     if as_method(method).per_generated_token:
         start = time.perf_counter()
         scores = call.scores([_Text(enc, units)], readout)
-        first = read_whole(model, prefixes[0].enc, targets[0])[0]
+        first = WholeText(model, prefixes[0].enc, targets[0])
         if not differs(scores.values[:1], first.value, first.scale):
             return call.records(prefixes, scores, start)
     return [

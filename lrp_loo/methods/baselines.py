@@ -401,19 +401,6 @@ def loo_scores(
     options = dict(token_budget=token_budget, progress=progress)
     options |= dict(joint=joint, precision=precision, content=masks)
     loos = many_loo(model, texts, target, removal, fill, numbers, **options)
-    infos = []
-    for loo in loos:
-        cost = dict.fromkeys(
-            ('forward_equivalents', 'exact_passes'), round(loo.passes, 2)
-        )
-        exact = dict(exact=list(range(len(loo.scores))), engine=loo.engine)
-        exact['total_effect'] = loo.total_effect
-        infos += [removal.info() | cost | exact | info for info in loo.info]
-    if isinstance(target, GeneratedReadout):
-        infos = infos if len(infos) > 1 else infos[0]
-        return Scores(loos[0].scores.T, loos[0].value[0], target, infos)
-    rows = [loo.scores for loo in loos]
-    scores = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    readout = Readout.joined([loo.readout for loo in loos])
-    values = torch.cat([loo.value for loo in loos])
-    return Scores(scores, values, readout, infos, batch=[])
+    info = removal.info()
+    scores = [loo.as_scores(exact_passes=round(loo.passes, 2), **info) for loo in loos]
+    return Scores.joined(scores)

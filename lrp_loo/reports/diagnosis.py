@@ -26,7 +26,7 @@ from ..inputs.call import CallInputs, class_names, content_entries
 from ..inputs.call import has_vocabulary
 from ..inputs.targets import output_field
 from ..inputs.units import spans_of_units
-from ..loo.engines import read_subsets, read_whole
+from ..loo.engines import WholeText, read_subsets
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import add_provenance, check_own_answer
 from ..models.structure import name_of_model, walk_once
@@ -87,7 +87,7 @@ def _rows_of_batch(inputs, places, removal, batch):
     "Return a row per text: its answer, the answer's lead, and each word's effect."
     indices, encs = zip(*batch)
     model, n_classes = inputs.model, len(class_names(inputs.model))
-    chosen = [int(read_whole(model, enc)[0].row.argmax()) for enc in encs]
+    chosen = [int(WholeText(model, enc).row.argmax()) for enc in encs]
     targets = [_lead_over_next(index, n_classes) for index in chosen]
     keeps = []
     for i in indices:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from ..core.arguments import Model, Texts, Tokenizer, one_of
-from ..core.tensors import repeated
 from ..estimate import content_units, unit_members
 from ..estimate.one_pass import removal_pass
 from ..inputs.call import CallInputs
 from ..inputs.scores import Scores, text_by_text
-from ..inputs.targets import TargetOf, fix_index
+from ..inputs.targets import Readout, TargetOf
 from ..inputs.units import UnitsOf
 from ..loo.engines import read_subsets
 from ..loo.removals import fill_id
@@ -90,21 +89,21 @@ def removal_pairs(
     full = removal_pass(model, enc, target, None if units is None else [units])
     estimate = full.terms.sum(1)[0].cpu().double()
     value, n = full.values.cpu().double(), len(estimate)
-    target = fix_index(target, full.readout.chosen(0))
+    members, D, values = unit_members(model, enc, units), [], []
     # larger batches of passes with a backward are slower on a CPU
     rows = max(1, TOKEN_BUDGET // 4 // enc['input_ids'].shape[1])
-    D, values = [], []  # of the text without each unit
-    for weights in (1 - torch.eye(n, device=device_of(model))).split(rows):
-        k = len(weights)
+    for keep in (~members).to(device_of(model)).split(rows):  # without each unit
+        k = len(keep)
         per_text = None if units is None else [units] * k
-        part = removal_pass(model, repeated(enc, k), target, per_text, weights)
+        readout = Readout.joined([full.readout] * k)
+        part = removal_pass(model, enc, readout, per_text, keep)
         D.append(estimate - part.terms.sum(1).cpu().double())
         values.append(part.values.cpu().double())
     D, loo = torch.cat(D), value - torch.cat(values)
     scores = ((D + D.T) / 2).fill_diagonal_(0)
     i, j = likely_pairs(scores, loo, content_units(tokenizer, enc, units, n)).T
-    members = unit_members(model, enc, units)
-    (outputs,) = read_subsets(model, [enc], [~(members[i] | members[j])], [target])
+    both = [~(members[i] | members[j])]
+    (outputs,) = read_subsets(model, [enc], both, [full.readout])
     both = outputs.value.cpu().double() - outputs.values.cpu().double()
     scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
     info = dict(passes=1 + n, forwards=len(i), pairs=scores)

@@ -35,7 +35,7 @@ def without_checks():
         'models.structure.Proofs.holds': True,
         'methods.differs_from_model': False,
         'loo.engines._are_right': True,
-        'loo.engines.Variants._is_read_alone': True,
+        'loo.engines.Variants.is_read_alone': True,
         'loo.engines.check_hidden': None,
         'estimate.check_hidden': None,
     }.items():
