@@ -130,13 +130,6 @@ class Estimate:
         content = self.is_content & ~self.exact
         return content if content.any() else ~self.exact
 
-    @property
-    def engine(self) -> str:
-        "Return how the scores were computed."
-        if not self.computed.any():
-            return 'one gradient pass'
-        return f'whole tokens: {self.why_no_rows}' if self.why_no_rows else 'rows'
-
     def with_scores(
         self,
         units: torch.Tensor,  # (k,) unit indices
@@ -158,8 +151,9 @@ class Estimate:
 
     def as_scores(self) -> Scores:  # of one text
         "Return the scores, with the passes spent and the expected correlation."
+        by_rows = f'whole tokens: {self.why_no_rows}' if self.why_no_rows else 'rows'
         info = dict(
-            engine=self.engine,
+            engine=by_rows if self.computed.any() else 'one gradient pass',
             forward_equivalents=round(self.passes, 2),
             planned_passes=round(self.planned_passes, 2),
             exact_passes=round(self.exact_passes, 2),

@@ -247,7 +247,8 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
         # an error of exact LOO has its own message
         WholeText(model, encs[0], target).value
         raise ValueError(f"{e}; {advice}") from e
-    estimates = [replace(e, exact_passes=c) for e, c in zip(estimates, costs)]
+    for e, cost in zip(estimates, costs):
+        e.exact_passes = cost
     estimates = spend(estimates, passes - GRADIENT_PASS, terms)
     return [estimate.as_scores() for estimate in estimates]
 

@@ -8,6 +8,7 @@ __all__ = ['PART_METHODS', 'PartsOfText', 'part_scores']
 # %% ../../nbs/lib/estimate_parts.ipynb #f2832735
 import contextlib
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class PartsOfText:
         "Return each group's activations times their gradient, per position."
         terms = []
         for group in self.parts.groups:
-            switches = (s for name in group for s in self.places.switches(name))
+            switches = chain(*map(self.places.switches, group))
             terms.append(sum(self._term(*s) for s in dict.fromkeys(switches)))
         return torch.stack(terms)
 
@@ -198,13 +199,8 @@ def _scores(text, terms, **info):
 
 def _loo(model, enc, target, parts, removal='zero'):
     one_of('removal of heads', removal, ('zero', 'mean', 'resample'))
-    kinds = {
-        k
-        for group in parts.groups
-        for n in group
-        for _, k, _ in parts.places.switches(n)
-    }
-    if removal != 'zero' and kinds != {'head'}:
+    switches = map(parts.places.switches, chain(*parts.groups))
+    if removal != 'zero' and any(kind != 'head' for _, kind, _ in chain(*switches)):
         raise ValueError(f"removal={removal!r} is of heads; take units='head'")
     text = PartsOfText(model, enc, target, parts)
     everything = list(range(len(parts)))

@@ -64,64 +64,45 @@ class KeptRows:
             if gradient is None:  # the number does not depend on this attention
                 return
             for t, some, seen, new, *which in texts:
-                whole = _WholeRows.of(call, gradient, t)
-                kv = (x[new] for x in (keys, values))
-                change = whole.changes(seen, *which, *kv) * self.kept[some]
+                mask = call.attn_mask
+                if mask is not None and mask.ndim == 4:
+                    mask = mask[t if len(mask) > 1 else 0]
+                qkv = dict(query=call.query[t], key=call.key[t], value=call.value[t])
+                whole = replace(call, attn_mask=mask, **qkv)
+                arguments = (seen, *which, keys[new], values[new])
+                change = _changes(whole, gradient[t], *arguments) * self.kept[some]
                 self.effects[some] -= change.sum((0, 2))
 
         return receive
 
 
-@dataclass(frozen=True, eq=False)
-class _WholeRows:
-    "Attention of one text in one layer, and ∂f/∂O."
-
-    queries: torch.Tensor  # times the factor of QKᵀ, (heads, d, T)
-    gradient: torch.Tensor  # gᵀ, (heads, d, T)
-    # A, and A times ⟨g, v − O⟩: (2, heads, T rows, T keys)
-    weights: torch.Tensor
-    gain: torch.Tensor  # ⟨g, O⟩, (heads, T)
-    log_sum: torch.Tensor  # of the exponentials of a row's logits, (heads, T)
-    bias: torch.Tensor | None  # (1 or heads, T rows, T keys)
-
-    @classmethod
-    def of(cls, call, gradient, t):
-        "Return the attention of the t-th text of a padded batch."
-        g, q, mask = gradient[t], call.query[t] * call.factor, call.attn_mask
-        if mask is not None and mask.ndim == 4 and len(mask) > 1:
-            call = replace(call, attn_mask=mask[t])
-        logits, bias = q @ call.keys[t].mT, call.bias()
-        if bias is not None:
-            bias = bias.reshape(-1, *bias.shape[-2:])
-            logits = logits + bias
-        log_sum = logits.logsumexp(-1)
-        log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
-        A, gains = (logits - log_sum[..., None]).exp_(), g @ call.values[t].mT
-        gain = (A * gains).sum(-1)
-        weights = torch.stack([A, A * (gains - gain[..., None])])
-        return cls(q.mT, g.mT, weights, gain, log_sum, bias)
-
-    def changes(self, seen, variant, rows, keys, values):
-        """Return ⟨g, Õ − O⟩ of every row, (heads, n, T), if the n variants see the keys
-        `seen`, (n, T) bool, and new keys and values, (n_new, heads, d), of these rows.
-        """
-        n, (n_heads, T) = len(seen), self.gain.shape
-        # sums over the other keys: nothing is subtracted, so that nothing cancels
-        sums = F.linear(seen.to(self.gain), self.weights.flatten(0, 2))
-        sums = sums.view(n, 2, n_heads, T).permute(1, 2, 0, 3).contiguous()
-        keys, values = (self._by_head(x) for x in (keys, values))
-        shift = -self.log_sum[:, None]
-        if self.bias is not None:
-            shift = shift + self.bias.mT[:, rows]
-        # exp(logit) in units of the row's old sum, and times the gain: (heads, n_new, T)
-        new = torch.baddbmm(shift, keys, self.queries).clamp_(max=MAX_LOG).exp_()
-        gains = torch.baddbmm(-self.gain[:, None], values, self.gradient).mul_(new)
-        sums.index_add_(2, variant, torch.stack([new, gains]))
-        return sums[1] / sums[0].clamp_(min=1e-30)
-
-    def _by_head(self, x):
-        "Return (n, heads, d) as (heads, n, d), for every head."
-        return x.repeat_interleave(len(self.gain) // x.shape[1], 1).transpose(0, 1)
+def _changes(call, g, seen, variant, rows, keys, values):
+    """Return ⟨g, Õ − O⟩ of every row of a text, (heads, n, T), if n variants see its
+    keys `seen`, (n, T) bool, and new keys and values, (n_new, heads, d), of some rows.
+    """
+    logits, bias = call.logits(), call.bias()
+    if bias is not None:
+        bias = bias.reshape(-1, *bias.shape[-2:])
+        logits = logits + bias
+    log_sum = logits.logsumexp(-1, keepdim=True)
+    log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
+    A, gains = (logits - log_sum).exp_(), g @ call.values.mT
+    gain = (A * gains).sum(-1, keepdim=True)  # ⟨g, O⟩, (heads, T, 1)
+    # sums over the other keys: nothing is subtracted, so that nothing cancels
+    weights, (n_heads, T, _) = torch.stack([A, A * (gains - gain)]), gain.shape
+    sums = F.linear(seen.to(A), weights.flatten(0, 2)).view(len(seen), 2, n_heads, T)
+    sums = sums.permute(1, 2, 0, 3).contiguous()
+    n_shared = n_heads // keys.shape[1]
+    keys, values = (
+        x.repeat_interleave(n_shared, 1).transpose(0, 1) for x in (keys, values)
+    )
+    shift = -log_sum.mT if bias is None else bias.mT[:, rows] - log_sum.mT
+    # exp(logit) in units of the row's old sum, and times the gain: (heads, n_new, T)
+    new = torch.baddbmm(shift, keys, call.query.mT, alpha=call.factor)
+    new = new.clamp_(max=MAX_LOG).exp_()
+    new_gains = torch.baddbmm(-gain.mT, values, g.mT).mul_(new)
+    sums.index_add_(2, variant, torch.stack([new, new_gains]))
+    return sums[1] / sums[0].clamp_(min=1e-30)
 
 
 @torch.no_grad()

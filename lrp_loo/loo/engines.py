@@ -167,11 +167,6 @@ class Variants:
         return changed_rows(self.keep, read, causal) if seen.any(1).all() else None
 
     @cached_property
-    def as_inputs(self) -> list[Callable[[torch.Tensor], Any]]:
-        "Return functions from `keep` to inputs, one per draw."
-        return self.options.removal.for_text(self.whole, self.options.fill)
-
-    @cached_property
     def at_end(self) -> bool:
         "Return True if f is read from the last row, or the output has none per token."
         whole, position = self.whole, self.whole.readout.position
@@ -192,8 +187,9 @@ class Variants:
     def _read(self, keep, options):
         "Return f of the variants in one batch, averaged over draws."
         text = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
-        inputs = [as_inputs(keep) for as_inputs in self.as_inputs]
-        model = self.whole.model
+        model, removal = self.whole.model, self.options.removal
+        draws = removal.for_text(self.whole, self.options.fill)
+        inputs = [as_inputs(keep) for as_inputs in draws]
         with computed_in(model, self.options.dtype):
             outputs = [x.output(model, **options) for x in inputs]
         read = partial(self.whole.readout, rows=text, at_end=self.at_end)
