@@ -139,12 +139,13 @@ def choose_rows(
     # each takes a row, or is of a unit's rows in `read`, which the unit has paid for
     n_largest = max(0, min(int(candidates.sum()), 2 * n_rows + 1))
     order = spread.flatten().masked_fill(~candidates, -1).topk(n_largest).indices
-    before = [set(unit.nonzero()[:, 0].tolist()) for unit in computed & rows]
-    chosen, remaining = {}, n_rows
+    before, chosen, remaining = {}, {}, n_rows
+    for unit, row in (computed & rows).nonzero().tolist():
+        before.setdefault(unit, set()).add(row)
     for index in order.tolist():
         unit, row = divmod(index, rows.shape[1])
         known = chosen.get(unit, set())
-        needed = ({row, *read} | before[unit]) - known
+        needed = {row, *read, *before.get(unit, ())} - known
         if len(needed) > remaining:
             break
         chosen[unit] = known | needed
