@@ -913,6 +913,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._EncoderAttention.store': ( 'lib/loo_states.html#_encoderattention.store',
                                                                                     'lrp_loo/loo/states.py'),
+                                    'lrp_loo.loo.states._InputReached': ('lib/loo_states.html#_inputreached', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._cache': ('lib/loo_states.html#_cache', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._failed_trial': ('lib/loo_states.html#_failed_trial', 'lrp_loo/loo/states.py'),
                                     'lrp_loo.loo.states._in_passes': ('lib/loo_states.html#_in_passes', 'lrp_loo/loo/states.py'),

@@ -155,9 +155,7 @@ class Variants:
     def rows(self) -> torch.Tensor | None:  # (n, T) bool
         "Return the rows that stored states compute; None if they cannot."
         whole, options = self.whole, self.options
-        # a text that was read before is not read again for its keys and values
-        has_states = whole.stored is not None or 'value' not in vars(whole)
-        can_skip = options.removal.by_mask and options.dtype is None and has_states
+        can_skip = options.removal.by_mask and options.dtype is None
         read = rows_read(whole.model, whole.enc, whole.target) if can_skip else None
         if read is None:
             return None
@@ -363,8 +361,11 @@ def _read_together(texts, n_rows):
     model, counts, options = wholes[0].model, list(map(len, keeps)), texts[0].options
     i = random_choice(wholes[-1].enc, len(texts))
     j, expected = random_choice(wholes[i].enc, counts[i]), None
-    if (stored := wholes[0].stored) is None:
+    if 'value' not in vars(wholes[0]):
         wholes, expected, stored = _read_wholes(wholes, i, keeps[i][j])
+    elif (stored := wholes[0].stored) is None:
+        inputs = pad_batch(model.config, [whole.enc for whole in wholes])
+        stored = StoredText(model, inputs, [])
     if is_causal(model) and not stored.is_complete:
         return None
     readout = Readout.joined([whole.readout for whole in wholes])

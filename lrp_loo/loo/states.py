@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..core.hooks import forward_hooks
+from ..core.hooks import forward_hooks, hooks_suspended
 from ..inputs.scores import ROUNDING, differs, last_rows_only, read_row_only
 from ..inputs.scores import reads_first_row, reads_logits, spread
 from ..inputs.targets import OneTarget, Readout, as_target, output_field
@@ -325,15 +325,22 @@ class _EncoderAttention:
         return self.finished(module, heads[:, :, None], out)
 
 
+class _InputReached(Exception):
+    "Ends a forward pass of which the first layer's input alone is needed."
+
+
 def input_hooks(
     model: torch.nn.Module,
     inputs: list,  # what enters the first layer, (n_texts, T, d), is added to it
+    ends: bool = False,  # end the forward pass there
 ) -> list:  # see `forward_hooks`; none for a model without layers
     "Return a hook that stores what enters the first layer."
 
     def store(layer, args, kwargs):
         x = args[0] if args else kwargs['hidden_states']
         inputs.append(x.detach())
+        if ends:
+            raise _InputReached
 
     return [(layer, store, None) for layer in layers_of(model).modules[:1]]
 
@@ -420,8 +427,13 @@ class StoredText:
     @cached_property
     def first_products(self) -> list[torch.Tensor]:
         "Return the queries, keys and values (tokens, d) of an encoder's first layer."
-        family, x = family_of(self.model), self.inputs[0].flatten(0, 1)
-        attention = layers_of(self.model).modules[0].get_submodule(family.attention)
+        model, family = self.model, family_of(self.model)
+        attention = layers_of(model).modules[0].get_submodule(family.attention)
+        if not self.inputs:
+            stop = forward_hooks(input_hooks(model, self.inputs, ends=True))
+            with contextlib.suppress(_InputReached), hooks_suspended(), stop:
+                forward(model, self.enc)
+        x = self.inputs[0].flatten(0, 1)
         return [attention.get_submodule(name)(x) for name in family.projections]
 
     @property
