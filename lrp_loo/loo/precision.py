@@ -98,6 +98,7 @@ def _read_in_bfloat16(whole, keep, content, options):
     n_units = len(content)
     if not content.any():
         content = torch.ones_like(content)
+    whole.value  # before its variants, which the passes in bfloat16 are counted of
     in_bfloat16 = replace(options, dtype=torch.bfloat16)
     (half,) = read_variants([whole], [keep], in_bfloat16)
     values = half.values.to(whole.value)
