@@ -9,7 +9,7 @@ from small_tokenizers import decoder_for, of_sentencepiece
 from tokenizers import AddedToken, normalizers
 
 from lrp_loo import attribute_context, explain, load_demo, refine
-from lrp_loo.inputs.units import Units, text_spans
+from lrp_loo.inputs.units import Units, text_spans, text_units, token_spans
 
 
 def cut(text, units):
@@ -211,25 +211,41 @@ def test_an_accent_that_berts_tokenizer_strips_belongs_to_the_span(demo):
     assert ''.join(spans) == text.replace(' ', '')
 
 
-def test_units_are_checked_where_they_are_made():
-    parts, spans = ('a fine film',), [(0, 0, 1), (0, 1, 6), (0, 6, 11)]
-    number, special = torch.tensor([0, 0, 1]), torch.zeros(2, dtype=torch.bool)
-    of_units = [(0, 0, 6), (0, 7, 11)]
-    Units(number, ['a fine', 'film'], special, (parts, of_units, spans))
-    wrong = {
-        'a name of another text': (['a', 'film'], number, of_units),
-        'a token of another unit': (['a fine', 'film'], number.flip(0), of_units),
-        'a token outside': (['a', 'film'], number, [(0, 0, 1), (0, 7, 11)]),
-        'a unit without a token': (['a fine', 'film'], number * 0, of_units),
-        'a token that is in none': (
-            ['a fine', 'film'],
-            torch.tensor([0, -1, 1]),
-            of_units,
-        ),
-    }
-    for names, numbers, unit_spans in wrong.values():
-        with pytest.raises(ValueError, match='do not hold the tokens'):
-            Units(numbers, names, special, (parts, unit_spans, spans))
+HELD = [(text, pieces, None) for text, pieces, _ in JOINED.values()]
+HELD += MARKED.values()
+HELD += [('The fox<s>The quick, quick fox.', ['▁The', '▁fox', '▁quick,'], None)]
+KINDS = ['word', 'sentence', str.split, [(0, 2), (4, 7)], [[(0, 2), (5, 6)]]]
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+@pytest.mark.parametrize(('text', 'pieces', 'normalizer'), HELD)
+def test_a_unit_holds_its_tokens_and_no_other(text, pieces, normalizer, kind):
+    "Its name is the text from its first token's to its last token's characters."
+    tokenizer = of_sentencepiece(pieces, normalizer)
+    enc = tokenizer(text, return_tensors='pt')
+    try:
+        units = text_units(tokenizer, enc, text, kind)
+    except ValueError as e:  # a span in which no token begins, or outside
+        assert not callable(kind) and 'span' in str(e)
+        return
+    spans = token_spans(tokenizer, (text,), enc['input_ids'][0])
+    places = {k: [] for k in range(-1, len(units))}  # visible characters
+    for k, span in zip(units.number.tolist(), spans):
+        is_special = k >= 0 and units.is_special[k]  # one in the middle of a sentence
+        characters = range(*span[1:]) if span and not is_special else ()
+        places[k] += [c for c in characters if not text[c].isspace()]
+    assert sum(map(len, places.values())) > 0
+    for k, name in enumerate(units.names):
+        if not places[k]:  # named by its token
+            continue
+        inside = range(min(places[k]), max(places[k]) + 1)
+        if kind is not KINDS[-1]:  # of one span
+            assert text[inside[0] : inside[-1] + 1] == name.strip()
+            assert not any(c in inside for i in places if i != k for c in places[i])
+        else:
+            assert all(part.strip() in text for part in name.split(' … '))
+    with pytest.raises(ValueError, match='do not hold a token'):
+        Units(torch.tensor([0, 0]), ['a', 'b'], torch.zeros(2, dtype=torch.bool))
 
 
 # ---- white space around a passage is the template's

@@ -12,7 +12,7 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'REASONING', 'text_spans'
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, Union
 
@@ -112,32 +112,18 @@ def spans_by_unit(
 @dataclass(frozen=True)
 class Units:
     """Units of one text: the unit index of each token, and the names. Raise ValueError
-    if a unit has no token, a name is not its text, or a token is in another unit.
+    if a unit has no token.
     """
 
     number: torch.Tensor  # (n_tokens,) index of the token's unit; −1 without a unit
     names: list[str]  # (n_units,)
     is_special: torch.Tensor  # (n_units,) bool
-    # the text's parts, and (part, start, end) of each unit and of each token; None
-    # for a unit or token that is not known by its characters
-    source: InitVar[tuple[tuple, list, list] | None] = None
 
-    def __post_init__(self, source):
-        numbers = self.number.tolist()
-        is_valid = {-1, *numbers} == {*range(-1, len(self.names))}
-        if is_valid and source is not None:
-            parts, unit_spans, spans = source
-            texts = [s and parts[s[0]][s[1] : s[2]] for s in unit_spans]
-            is_valid = all(t in (None, name) for t, name in zip(texts, self.names))
-            unit_at = _unit_at(unit_spans)
-            for k, span in zip(numbers, spans):
-                index = None if k < 0 or unit_spans[k] is None else k
-                places = _visible(parts, span)
-                is_valid &= all(unit_at.get((span[0], c)) == index for c in places)
-        if not is_valid:
+    def __post_init__(self):
+        if {-1, *self.number.tolist()} != {*range(-1, len(self.names))}:
             raise ValueError(
-                f"the units {self.names} do not hold the tokens of their texts; join"
-                " those that share a token"
+                f"the units {self.names} do not hold a token each; leave out those"
+                " without one"
             )
 
     def __len__(self):
@@ -164,12 +150,6 @@ class Units:
         return torch.zeros(len(self), dtype=scores.dtype).index_add_(
             0, self.number[is_in_unit], scores.cpu()[is_in_unit]
         )
-
-
-def _unit_at(spans):
-    "Return (part, character) → index of the span that holds it."
-    enumerated = [(k, *span) for k, span in enumerate(spans) if span is not None]
-    return {(part, c): k for k, part, a, b in enumerated for c in range(a, b)}
 
 
 def _visible(parts, span):
@@ -260,7 +240,10 @@ def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
     """Return the units of each token's visible characters, in order. With joins_space,
     a token of white space alone belongs to the next word of its content.
     """
-    unit_at, cuts = _unit_at(unit_spans), [c for span in content for c in span]
+    unit_at = {
+        (part, c): k for k, (part, a, b) in enumerate(unit_spans) for c in range(a, b)
+    }
+    cuts = [c for span in content for c in span]
 
     def units_of(part, start, end):
         places = _visible(parts, (part, start, end))
@@ -338,9 +321,8 @@ def text_units(
             whole = min(start, places[0]), max(end, places[-1] + 1)
             unit_spans[u] = part, *((places[-1] + 1, end) if i else whole)
     names = [parts[part][a:b] for part, a, b in unit_spans]
-    source = parts, unit_spans, spans
     if is_named:
-        return sorted_units(tokenizer, ids, unit_of, names, source)
+        return sorted_units(tokenizer, ids, unit_of, names)
     last = max((span[2] for span in spans if span is not None), default=0)
     for u, (part, start, end) in enumerate(given_spans):
         if u not in unit_of:
@@ -350,7 +332,7 @@ def text_units(
                 f"no token begins in the span {(start, end)}: {text!r}{cut}"
             )
     number = torch.tensor([-1 if u is None else u for u in unit_of])
-    units = Units(number, names, torch.zeros(len(names), dtype=torch.bool), source)
+    units = Units(number, names, torch.zeros(len(names), dtype=torch.bool))
     return units if len(index) == len(by_unit) else units.joined(index)
 
 
@@ -359,7 +341,6 @@ def sorted_units(
     ids: torch.Tensor,  # (n_tokens,)
     unit_of: Sequence[int | None],  # each token's index in `names`
     names: Sequence[str],
-    source: tuple | None = None,  # see `Units`, the spans as the names
 ) -> Units:
     "Return units in the order of their first tokens; other tokens are units, too."
     tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
@@ -371,15 +352,11 @@ def sorted_units(
     for i, key in enumerate(keys):
         starts.setdefault(key, i)
     number = {key: n for n, key in enumerate(starts)}
-    units = [unit_of[i] for i in starts.values()]
-    if source is not None:
-        parts, spans, token_spans = source
-        source = parts, [None if u is None else spans[u] for u in units], token_spans
+    first = list(starts.values())
     return Units(
         torch.tensor([number[key] for key in keys]),
-        [tokens[i] if u is None else names[u] for i, u in zip(starts.values(), units)],
-        is_special[list(starts.values())],
-        source,
+        [tokens[i] if unit_of[i] is None else names[unit_of[i]] for i in first],
+        is_special[first],
     )
 
 
@@ -636,25 +613,28 @@ class Prompt:
         "Return the text before a continuation, to which a space at its end belongs."
         return self.text if self.is_chat else self.text.rstrip(' ')
 
+    def unit_spans(self, name: str, units: Any) -> list[list[tuple[int, int]]]:
+        "Return `spans_by_unit` of one of the user's texts, counted in the whole text."
+        value, (start, end) = self.values[name], self.spans[name]
+        # a chat template may have stripped white space
+        first = self.text.index(value.strip(), start) - value.index(value.strip())
+        return [
+            [(max(first + a, start), min(first + b, end)) for a, b in unit]
+            for unit in spans_by_unit(value, units)
+        ]
+
     def shifted(self, units: Any) -> Any:
         """Return the user's spans, counted in the whole text; a name stays, a function is
         one that returns them.
         """
         if isinstance(units, (str, Parts)):
             return units
-        if (value := self.values.get(str(self.counted))) is None:
+        if str(self.counted) not in self.values:
             raise ValueError(
                 "spans of a chat count in the last content of a user, and these"
                 " messages have none that is a str; take units='word'"
             )
-        start, end = self.spans[self.counted]
-        # a chat template may have stripped white space
-        first = self.text.index(value.strip(), start) - value.index(value.strip())
-
-        spans = [
-            [(max(first + a, start), min(first + b, end)) for a, b in unit]
-            for unit in spans_by_unit(value, units)
-        ]
+        spans = self.unit_spans(self.counted, units)
         return (lambda text: spans) if callable(units) else spans
 
     def source(self, tokenizer: Tokenizer) -> Any:

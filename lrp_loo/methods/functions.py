@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.arguments import OneMethod, fraction, one_of, whole_number
+from ..core.arguments import OneMethod, one_of, whole_number
 from ..core.files import digest
 from ..core.tools import progress_bar
 from ..estimate.sets import SET_PASSES, Subsets, find_sets, likely_pairs
 from ..estimate.sets import similar_texts
 from ..inputs.targets import TargetOf
 from ..inputs.units import UnitsOf, spans_by_unit, text_spans
-from .table import as_method, method_name
+from .table import method_name
 from ..models.encoding import as_texts, check_text
 from ..records import Attribution, Attributions
 from ..records.display import LEAST_EFFECT
@@ -50,7 +50,6 @@ class Answers:
     is_checked: bool = False  # one text was asked again
 
     def __post_init__(self):
-        whole_number('batch_size', self.batch_size)
         if isinstance(self.results, (str, os.PathLike)):
             raise TypeError(
                 f"results={self.results!r} of a function must be a Results, got a path;"
@@ -259,7 +258,6 @@ def check_function_call(
     **of_models: Any,  # arguments that only a model has; None or False: not given
 ) -> None:
     "Raise ValueError or TypeError for what only a model can be asked."
-    as_method(method)  # raises for an unknown name
     if method not in ('auto', 'loo'):
         raise ValueError(
             f"method={method_name(method)!r} needs the inside of a model, and a function"
@@ -340,8 +338,7 @@ def explain_text(
     info |= dict(together=together) if together else {}
     info |= dict(options=options) if options else {}
     if sets is not None:
-        share, limit = fraction('sets', sets), passes or SET_PASSES
-        subsets = Subsets(read, len(text), share, limit)
+        subsets = Subsets(read, len(text), sets, passes or SET_PASSES)
         info['sets'] = find_sets(
             subsets, lambda: likely_pairs(similar_texts(text.names))
         )

@@ -56,7 +56,9 @@ def tagged_entities(
 
 
 def _tokenize(tokenizer, text):
-    "Tokenize a text, or its words."
+    """Tokenize a text, or its words. Return the encoding, the text (its words, joined),
+    and each token's (start, end) in it.
+    """
     is_split = isinstance(text, list)
     for word in text if is_split else [text]:
         check_text(word, 'word' if is_split else 'text')
@@ -65,17 +67,13 @@ def _tokenize(tokenizer, text):
     if is_split and not getattr(tokenizer, 'settings', {}):  # a pipeline cuts texts
         for i in sorted(set(range(len(text))) - set(tokenized.word_ids())):
             raise ValueError(f"word {i}, {text[i]!r}, has no token")
-    return tokenized
-
-
-def _written(tokenized, text):
-    "Return the text (its words, joined), and each token's (start, end) in it."
     spans = tokenized.encodings[0].offsets
-    if isinstance(text, str):
-        return text, spans
+    if not is_split:
+        return tokenized, text, spans
     starts = list(accumulate((len(word) + 1 for word in text), initial=0))
     word_starts = [0 if i is None else starts[i] for i in tokenized.word_ids()]
-    return ' '.join(text), [(a + s, b + s) for (a, b), s in zip(spans, word_starts)]
+    spans = [(a + s, b + s) for (a, b), s in zip(spans, word_starts)]
+    return tokenized, ' '.join(text), spans
 
 
 def _entities_of_pipeline(pipeline, tokenized, written, spans, logits, answer):
@@ -154,13 +152,12 @@ def explain_entities(
     model, tokenizer = unwrap(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
     tokenized = [_tokenize(tokenizer, text) for text in texts]
-    encs = [dict(t) for t in tokenized]
+    encs = [dict(t) for t, *_ in tokenized]
     inputs = CallInputs.from_args(model, tokenizer, encs, device=device)
     model, records = inputs.model, []
     labels = _labels(model)
-    for text, enc, t in zip(texts, inputs.encs, tokenized):
+    for text, enc, (t, written, spans) in zip(texts, inputs.encs, tokenized):
         word_ids = t.word_ids()
-        written, spans = _written(t, text)
         if getattr(tokenizer, 'own_call', None) is None:  # no pipeline
             with torch.no_grad():
                 classes = model(**enc).logits[0].argmax(-1).tolist()

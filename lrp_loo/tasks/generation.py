@@ -32,8 +32,7 @@ from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout, NextTokens
 from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt, chat_options
 from ..inputs.units import can_generate, change_contents, content_tokens
-from ..inputs.units import fill_template, mark_parts, spans_by_unit
-from ..inputs.units import text_spans, text_units
+from ..inputs.units import fill_template, mark_parts, text_spans, text_units
 from ..estimate.sets import TextNumber, sets_of_units
 from ..methods import add_provenance, check_sets
 from ..methods import explain_batch, explain_each
@@ -280,10 +279,12 @@ def _labels(texts):
     ]
 
 
-def _context_prompt(model, tokenizer, texts, question, template, gap, of_chat=None):
+def _context_prompt(
+    model, tokenizer, texts, question, template, gap='', tools=None, options=None
+):
     """Return the prompt, and the placeholders of the passages, and of tools, results of
     tools and reasoning. In a template a text stands as its placeholder, all passages as
-    {context}, or in its own words. `of_chat` is (tools, template_options).
+    {context}, or in its own words. `tools` and `options` are of the chat template.
     """
     names = [f'{{passage {i}}}' for i, _ in enumerate(texts, 1)]
     names = names if texts[1:] else ['{context}']
@@ -303,27 +304,21 @@ def _context_prompt(model, tokenizer, texts, question, template, gap, of_chat=No
         if text and name not in str(template):
             put_name = methodcaller('replace', text, name)
             template = change_contents(template, put_name)
-    options, others = chat_options(tokenizer, template, *of_chat or (None, None)), {}
-    if of_chat:
-        others = dict(values)
-        template, options = mark_parts(template, options, others, ('tool',))
-        others = {name: text for name, text in others.items() if name not in values}
-    prompt = fill_template(template, values | others, tokenizer, model, options)
-    return prompt, names + [name for name in others if name in prompt.spans]
+    options, others = chat_options(tokenizer, template, tools, options), dict(values)
+    template, options = mark_parts(template, options, others, ('tool',))
+    prompt = fill_template(template, others, tokenizer, model, options)
+    others = others.keys() - values.keys()
+    return prompt, names + [name for name in prompt.values if name in others]
 
 
 def _context_units(prompt, names, texts, units):
     "Return the units' spans in the prompt, and the labels of passages (else None)."
     if isinstance(units, str) or units and texts[1:] and not callable(units):
         one_of('units', units, ('passage', *UNITS[1:]))  # spans are of one text
-    spans = []
-    for name in names if units == 'passage' else names[: len(texts)]:
-        text = prompt.values[name]
-        whole = [(len(text) - len(text.lstrip()), len(text.rstrip()))]
-        of_text = whole if units == 'passage' else spans_by_unit(text, units)
-        spans += replace(prompt, counted=name).shifted(of_text)
     if units != 'passage':
-        return spans, None
+        names = names[: len(texts)]
+        return [unit for name in names for unit in prompt.unit_spans(name, units)], None
+    spans = [prompt.unit_spans(name, lambda text: [text])[0] for name in names]
     return spans, _labels([prompt.values[name] for name in names])
 
 
@@ -331,7 +326,7 @@ def _function_context(function, texts, question, template, units, method, option
     "Return the record of what a function answers to a prompt, by the context's units."
     if not isinstance(template, str | None):
         raise TypeError("the template of a function is a str; chats are of a model")
-    prompt, names = _context_prompt(function, None, texts, question, template, '')
+    prompt, names = _context_prompt(function, None, texts, question, template)
     spans, labels = _context_units(prompt, names, texts, units)
     of_answers = {k: options[k] for k in ('results', 'progress') if k in options}
     text = plain_text(prompt.text, spans, options.get('replacement'))
@@ -366,10 +361,10 @@ def _read_answer(model, tokenizer, prompt, enc, text, answer_units, max_new_toke
 
 
 def _explain_answer(model, tokenizer, whole, parts, units, method, options):
-    """Return a map of each (label, start) of a `Continued` answer, by the prompt's units,
+    """Yield a map of each (label, start) of a `Continued` answer, by the prompt's units,
     and its `TextNumber`.
     """
-    maps, numbers, n = [], [], len(whole.ids)
+    n = len(whole.ids)
     ends = [start for _, start in parts[1:]] + [n]
     for (label, start), end in zip(parts, ends):
         length = whole.enc['input_ids'].shape[1] - n + end
@@ -380,9 +375,7 @@ def _explain_answer(model, tokenizer, whole, parts, units, method, options):
         call = (model, tokenizer, [enc], method, target, [of_text])
         (a,) = explain_batch(*call, totals=True, **options)
         a.label = label
-        maps.append(a)
-        numbers.append(TextNumber(enc, target, of_text))
-    return maps, numbers
+        yield a, TextNumber(enc, target, of_text)
 
 
 def _difference(a, b):
@@ -487,9 +480,8 @@ def attribute_context(
     check_generates(model)
     # a space before the answer, unless it begins with white space
     gap = '' if all(text is None or text[0].isspace() for text in answers) else ' '
-    prompt, names = _context_prompt(
-        model, tokenizer, texts, question, template, gap, (tools, template_options)
-    )
+    call = texts, question, template, gap, tools, template_options
+    prompt, names = _context_prompt(model, tokenizer, *call)
     spans, labels = _context_units(prompt, names, texts, units)
     enc = encode_prompt(model, tokenizer, prompt)
     content = [prompt.spans[name] for name in names]
@@ -503,14 +495,14 @@ def attribute_context(
     prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
     of_call = dict(question=question, passages=texts if texts is passages else [])
     prompt_info |= {name: value for name, value in of_call.items() if value}
-    maps, numbers = [], []
+    explained = []
     for text in answers:
         call = prompt, enc, text, answer_units, max_new_tokens
         whole, parts, info = _read_answer(model, tokenizer, *call)
         prompt_info |= info
         call = whole, parts, of_prompt, method, options
-        of_answer = _explain_answer(model, tokenizer, *call)
-        maps, numbers = maps + of_answer[0], numbers + of_answer[1]
+        explained += _explain_answer(model, tokenizer, *call)
+    maps, numbers = map(list, zip(*explained))
     add_provenance(maps, model, options, **prompt_info)
     each = [[number] for number in numbers]
     if target is not None:
@@ -571,9 +563,8 @@ def audit_generation(
             loo = loo or g
             row[name] |= dict(r=generation_agreement(g, loo), tokens=len(g))
         rows.append(row)
-    table = {}
+    table, numbers = {}, ['r', 'seconds', 'tokens']  # NaN if refused
     for name in rows[0]:
-        numbers = ['r', 'seconds', 'tokens']  # NaN if refused
         entries = pd.DataFrame([row[name] for row in rows], columns=numbers)
         mean, se, _ = mean_se(entries.r.to_numpy(float))
         sums = entries[['seconds', 'tokens']].sum()

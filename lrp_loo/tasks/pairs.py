@@ -154,15 +154,15 @@ def explain_pairs(
     removal: str = 'attention_mask',  # another one of REMOVALS with method='exact'
 ) -> list[Pairs]:  # one per text, in order
     "Compute the interaction of every two tokens (units) of each text."
+    settings = dict(truncation=truncation, max_length=max_length, device=device)
+    settings |= dict(template=template, among=among)
     if is_function(model, tokenizer):
-        of_models = dict(truncation=truncation, max_length=max_length, device=device)
-        of_models |= dict(template=template, among=among)
         if method not in (None, 'exact') or removal != 'attention_mask':
             raise ValueError(
                 f"method={method!r} with removal={removal!r} needs the inside of a model;"
                 " take explain_pairs(function, None, texts, units='word')"
             )
-        check_function_call('loo', {}, **of_models)
+        check_function_call('loo', {}, **settings)
         return function_pairs(model, texts, target, units)
     method = 'removal' if method is None else method
     run = PAIR_METHODS[one_of('method', method, tuple(PAIR_METHODS))]
@@ -172,8 +172,7 @@ def explain_pairs(
             f"method={method!r} estimates pairs by removal='attention_mask', got"
             f" {removal!r}; take method='exact'"
         )
-    arguments = (target, units, truncation, max_length, device, template, among)
-    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
+    inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **settings)
     model, tokenizer = inputs.model, inputs.tokenizer
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
