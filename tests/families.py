@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from lrp_loo.inputs.targets import Readout
-from lrp_loo.lrp import conservation, lrp_rules
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.methods.baselines import sum_over_features
 from lrp_loo.models.call import forward, watch_embeddings

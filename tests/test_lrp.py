@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrp_loo import attn_lrp, cp_lrp, explain, lrp_rules
-from lrp_loo.lrp import conservation
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
 

@@ -8,6 +8,7 @@ constant, and directional differences in float64.
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp.composite import gradient
+from lrp_loo.lrp.table import RULES
+from lrp_loo.paper.conservation import AddedConstants
 
 X = torch.randn(4, 6, dtype=torch.double, generator=torch.Generator().manual_seed(0))
 
@@ -172,9 +175,11 @@ def test_a_bias_of_a_product_is_recorded_when_it_is_given_by_name():
         lambda x: F.layer_norm(input=x, normalized_shape=(6,), bias=bias),
     ):
         x = X.clone().requires_grad_()
-        with lrp_rules(nn.Identity(), attn_lrp(), record=True) as rules:
+        added = AddedConstants()
+        composite = replace(attn_lrp(), rules=added.rules(RULES))
+        with lrp_rules(nn.Identity(), composite):
             f(x)
-        ((kind, copied),) = rules.constants
+        ((kind, copied),) = added
         assert kind == 'biases'
         assert torch.equal(copied, bias)
 

@@ -19,11 +19,11 @@ import lrp_loo
 from lrp_loo import attribute_context, audit_generation, explain, explain_generation
 from lrp_loo import lrp_rules
 from lrp_loo.lrp.composite import attn_lrp
-from lrp_loo.lrp import conservation
 from lrp_loo.methods import explain_batch
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import watch_embeddings
 from lrp_loo.models.loading import demo_base, demo_folder
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.structure import layers_of
 

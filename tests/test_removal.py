@@ -80,7 +80,7 @@ def mask_derivative(model, inputs):
     with (
         torch.enable_grad(),
         watch_embeddings(model),
-        lrp_rules(model, gradient(), record='attention') as rules,
+        lrp_rules(model, gradient(), record=True) as rules,
     ):
         out = forward(model, inputs)
     readout = Readout(None, out, inputs)

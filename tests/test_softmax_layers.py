@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp.composite import gradient
-from lrp_loo.lrp import conservation
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.call import check_model
 from lrp_loo.estimate import removal_scores
@@ -235,7 +235,7 @@ def test_a_router_is_a_gate_and_not_recorded_as_attention(name, composite, rule)
     under CP-LRP as every gate.
     """
     model = experts(name)
-    rules = relevance_of(model, random_inputs(model), composite, record='attention')[2]
+    rules = relevance_of(model, random_inputs(model), composite, record=True)[2]
     router = rules.report().query("operation == 'softmax'")
     assert router.rule.tolist() == [rule, rule]
     assert [w.layer for w in rules.attention] == [0, 1]

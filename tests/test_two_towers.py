@@ -13,7 +13,8 @@ from transformers import BertConfig, BertModel
 
 from lrp_loo import explain, explain_pairs
 from lrp_loo.loo import leave_one_out
-from lrp_loo.lrp import conservation, lrp_rules
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode

@@ -11,7 +11,7 @@ from with_images import BESIDE, IMAGE, IN_TEXT, VISION, WITH_IMAGES, qwen2_vl
 
 from lrp_loo import attn_lrp, cp_lrp, explain
 from lrp_loo.loo.removals import key_weights
-from lrp_loo.lrp import conservation
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.objects import unwrap

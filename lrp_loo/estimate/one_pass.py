@@ -304,7 +304,7 @@ class _Pass:
 
     def forward(self, composite):
         "Return the model's output, and the attention weights that were recorded."
-        with lrp_rules(self.model, composite, record='attention') as rules:
+        with lrp_rules(self.model, composite, record=True) as rules:
             out = self.inputs.output(self.model)
         weights = [w.A for w in rules.attention]
         if any(A._version for A in weights):

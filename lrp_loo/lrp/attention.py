@@ -108,11 +108,6 @@ class Softmaxes:
     attended: dict[int | None, dict[str, None]] = field(default_factory=dict)
     recorded: list[Softmax] = field(default_factory=list)  # all
 
-    @property
-    def gates(self) -> list[AttentionRecord]:
-        "The records of softmaxes that are not attention."
-        return [s.record for s in self.recorded if s.record and s.use != 'attention']
-
     def record_call(self, layer: int | None, module: str) -> None:
         "Record that a module made an attention call in a layer."
         self.attended.setdefault(layer, {})[module] = None

@@ -17,21 +17,15 @@ from torch.nn import functional as F
 
 from .attention import record_weights, sdpa_rule, softmaxes_of
 from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE, FACTOR_POSITIONS
-from .composite import LINEAR, NORMALIZERS, SUM_AND_PRODUCT, SUMS
-from .composite import LINEAR_LAYERS, Composite, Operation, carries_relevance
+from .composite import LINEAR, NORMALIZERS, Composite, Operation
+from .composite import carries_relevance
 from .composite import dependent_tensors, mark_outputs, marks_of
 from .composite import tensors_in
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule
-from .rules import rms_norm_rule, scale_gradient
+from .rules import scale_gradient
 from ..models.attention import AttentionCall, float_mask, operation_name
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000006
-# operation → position of its bias argument
-_BIAS = {
-    **dict.fromkeys(LINEAR_LAYERS, 2),
-    'layer_norm': 3,
-    **dict.fromkeys(SUM_AND_PRODUCT, 0),
-}
 # a call's result under its rule, and the rule's name in the report
 RuleResult: TypeAlias = tuple[Any, str]
 
@@ -55,31 +49,6 @@ class Call:
         "Compute the result without a rule."
         return self.func(*self.args, **self.kwargs)
 
-    def operands(self) -> list[Any]:
-        "Return `args`, with each added constant replaced by a recorded copy."
-        args = list(self.args)
-        if self.context.constants is None:
-            return args
-        if (position := _BIAS.get(self.name, len(args))) < len(args):
-            args[position] = self._recorded_copy(args[position], 'biases')
-        elif self.name in ('cat', 'concat', 'stack'):
-            args[0] = [self._recorded_copy(x, 'constants') for x in args[0]]
-        elif self.name in SUMS:
-            args[:2] = [self._recorded_copy(x, 'constants') for x in args[:2]]
-        return args
-
-    def _recorded_copy(self, x, kind):
-        "Return a recorded copy of a constant, with gradient; any other `x` unchanged."
-        if isinstance(x, (int, float)) and not isinstance(x, bool):
-            x = torch.tensor(float(x))
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-            return x
-        if carries_relevance(x):
-            return x
-        copy = x.detach().clone().requires_grad_()
-        self.context.constants.append((kind, copy))
-        return copy
-
 # %% ../../nbs/lib/lrp_table.ipynb #0000000a
 def unknown(call: Call, composite: Composite) -> RuleResult:
     "Compute an operation without a rule, with its plain gradient, as 'none'."
@@ -88,7 +57,7 @@ def unknown(call: Call, composite: Composite) -> RuleResult:
 
 def linear(call: Call, composite: Composite) -> RuleResult:
     "Keep the gradient of a linear operation."
-    return call.func(*call.operands(), **call.kwargs), 'linear'
+    return call.compute(), 'linear'
 
 
 def division(call: Call, composite: Composite) -> RuleResult:
@@ -109,9 +78,9 @@ def layer_norm(call: Call, composite: Composite) -> RuleResult:
         return call.compute(), 'gradient'
     if any(map(carries_relevance, call.args[2:3])):  # the weight: a product
         return unknown(call, composite)
-    args, kwargs = call.operands(), call.kwargs
+    args, kwargs = call.args, call.kwargs
     if call.name == 'rms_norm':
-        return rms_norm_rule(call.func, *args, **kwargs), 'constant std'
+        return identity_rule(call.func, *args, **kwargs), 'constant std'
     kwargs = {k: v for k, v in kwargs.items() if k != 'cudnn_enable'}
     return layer_norm_rule(*args, **kwargs), 'constant std'
 
@@ -182,7 +151,7 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
 # %% ../../nbs/lib/lrp_table.ipynb #00000014
 def multiplication(call: Call, composite: Composite) -> RuleResult:
     "Give each factor that carries relevance its share of a product (equations 3, 4)."
-    name, args, kwargs = call.name, call.operands(), call.kwargs
+    name, args, kwargs = call.name, list(call.args), call.kwargs
     if name == 'einsum' and len(args) == 2 and isinstance(args[1], (list, tuple)):
         args = [args[0], *args[1]]
     candidates = FACTOR_POSITIONS[name] or range(1, len(args))
@@ -240,7 +209,7 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
     def project(x, weight, bias):
         args = (x, weight, bias)
         layer = replace(call, func=F.linear, name='linear', args=args, kwargs={})
-        return multiplication(layer, composite)[0]
+        return call.context.table['linear'](layer, composite)[0]
 
     weights, bias = [a[f'{n}_proj_weight'] for n in 'qkv'], a['in_proj_bias']
     if not a['use_separate_proj_weight']:

@@ -64,7 +64,8 @@ from lrp_loo.core.files import write_text_atomic
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo import leave_one_out
 from lrp_loo.loo.removals import key_weights
-from lrp_loo.lrp import conservation, lrp_rules
+from lrp_loo.lrp import lrp_rules
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp, gradient
 from lrp_loo.methods import explain_batch
 from lrp_loo.methods.baselines import lrp_scores
@@ -523,7 +524,7 @@ def recorded(model, enc, target):
     with (
         torch.enable_grad(),
         watch_embeddings(model) as seen,
-        lrp_rules(model, gradient(), record='attention') as rules,
+        lrp_rules(model, gradient(), record=True) as rules,
     ):
         out = forward(model, enc)
         readout = Readout(target, out, enc)

@@ -32,7 +32,7 @@ from lrp_loo.data import load_texts
 from lrp_loo.evaluate.results import Results
 from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
-from lrp_loo.lrp import conservation
+from lrp_loo.paper.conservation import conservation
 from lrp_loo.models.encoding import encode, special_mask
 from lrp_loo.models.loading import demo_base, quiet_loading
 from lrp_loo.models.multipart import two_towers
