@@ -647,8 +647,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units.Units.__post_init__': ( 'lib/inputs_units.html#units.__post_init__',
                                                                                     'lrp_loo/inputs/units.py'),
-                                      'lrp_loo.inputs.units.Units.joined': ( 'lib/inputs_units.html#units.joined',
-                                                                             'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units.Units.total': ('lib/inputs_units.html#units.total', 'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._format': ('lib/inputs_units.html#_format', 'lrp_loo/inputs/units.py'),
                                       'lrp_loo.inputs.units._has_parts': ('lib/inputs_units.html#_has_parts', 'lrp_loo/inputs/units.py'),

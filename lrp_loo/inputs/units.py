@@ -129,18 +129,6 @@ class Units:
     def __len__(self):
         return len(self.names)
 
-    def joined(
-        self,
-        index: Sequence[int],  # of each unit among those that are returned
-    ) -> 'Units':
-        "Return units that hold several of these, named by them."
-        number = [-1 if k < 0 else index[k] for k in self.number.tolist()]
-        names = [[] for _ in set(index)]
-        for i, name in zip(index, self.names):
-            names[i].append(name)
-        special = torch.zeros(len(names), dtype=torch.bool)
-        return Units(torch.tensor(number), list(map(' … '.join, names)), special)
-
     def total(
         self,
         scores: torch.Tensor,  # (n_tokens,)
@@ -306,12 +294,13 @@ def text_units(
     ]
     index = [i for i, unit in enumerate(by_unit) for _ in unit]
     unit_spans = [span for unit in by_unit for span in unit]
-    merges |= callable(units) and len(index) == len(by_unit)
+    merges = (merges or callable(units)) and len(index) == len(by_unit)
     joins = is_named or merges
     held = _units_of_tokens(spans, parts, unit_spans, joins, content)
     if joins:
         unit_spans = _join_spans(held, unit_spans, merges)
         held = _units_of_tokens(spans, parts, unit_spans, joins, content)
+        index = range(len(unit_spans))
     unit_of, given_spans = [units[0] if units else None for units in held], unit_spans
     unit_spans = list(unit_spans)
     for units, span in zip(held, spans):  # a token is whole where it begins
@@ -331,9 +320,12 @@ def text_units(
             raise ValueError(
                 f"no token begins in the span {(start, end)}: {text!r}{cut}"
             )
-    number = torch.tensor([-1 if u is None else u for u in unit_of])
-    units = Units(number, names, torch.zeros(len(names), dtype=torch.bool))
-    return units if len(index) == len(by_unit) else units.joined(index)
+    of_unit = [[] for _ in range(index[-1] + 1)]  # the names of its spans
+    for i, name in zip(index, names):
+        of_unit[i].append(name)
+    number = torch.tensor([-1 if u is None else index[u] for u in unit_of])
+    special = torch.zeros(len(of_unit), dtype=torch.bool)
+    return Units(number, [*map(' … '.join, of_unit)], special)
 
 
 def sorted_units(

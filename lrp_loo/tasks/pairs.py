@@ -177,13 +177,13 @@ def explain_pairs(
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
     records = []
-    for k, enc in enumerate(inputs.encs):
-        units = inputs.units[k]
+    of_texts = zip(inputs.encs, inputs.targets, inputs.units, inputs.content)
+    for enc, target, units, content in of_texts:
         n_tokens = enc['input_ids'].shape[1]
         n = int(content_units(tokenizer, enc, units, n_tokens).sum())
         if n < 2:
             raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        call = run, inputs.targets[k], [units], [inputs.content[k]]
+        call = run, target, [units], [content]
         (main,) = explain_batch(model, tokenizer, [enc], *call, **options)
         main.method = method
         add_provenance([main], model, options, **inputs.info)
