@@ -5,10 +5,10 @@ from .data import load_texts as load_texts
 from .data import read_texts as read_texts
 from .evaluate.audit import audit as audit
 from .evaluate.audit import frontier as frontier
+from .evaluate.audit import verdict as verdict
 from .evaluate.intervals import calibrate as calibrate
 from .evaluate.intervals import top_tokens as top_tokens
 from .evaluate.sweep import sweep as sweep
-from .evaluate.verdict import verdict as verdict
 from .inputs.targets import Target as Target
 from .interop import AttentionRollout as AttentionRollout
 from .interop import GradientXInput as GradientXInput
@@ -33,9 +33,9 @@ from .records import Attribution as Attribution
 from .records import Attributions as Attributions
 from .records import compare as compare
 from .records.base import load as load
-from .reports.comparison import compare_summaries as compare_summaries
 from .reports.diagnosis import diagnose as diagnose
 from .reports.page import explain_page as explain_page
+from .reports.summary import compare_summaries as compare_summaries
 from .reports.summary import Summary as Summary
 from .reports.summary import summarize as summarize
 from .reports.summary import summarize_texts as summarize_texts

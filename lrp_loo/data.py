@@ -398,11 +398,11 @@ def read_texts(
         raise ValueError(
             f"column={column!r} must be one name, or two different names for pairs"
         )
-    given = str(data or '')
-    path = Path(given)
-    if given.startswith('hub:'):
-        _check_options(given, (), sep=sep, encoding=encoding)
-        source, (table, info) = given, _hub_table(given.removeprefix('hub:'), split)
+    source = str(data or '')
+    path = Path(source)
+    if source.startswith('hub:'):
+        _check_options(source, (), sep=sep, encoding=encoding)
+        table, info = _hub_table(source.removeprefix('hub:'), split)
     elif path.is_file():
         if split is not None:
             raise ValueError(f"a file has no split {split!r}; leave split out")

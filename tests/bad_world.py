@@ -25,7 +25,7 @@ import lrp_loo
 from lrp_loo import explain, load_demo, sweep
 from lrp_loo.cli import main
 from lrp_loo.core.files import versions, write_text_atomic  # noqa: F401
-from lrp_loo.evaluate.results import Results, read_results  # noqa: F401
+from lrp_loo.records.results import Results, read_results  # noqa: F401
 from lrp_loo.evaluate.sweep import read_sweep  # noqa: F401
 from lrp_loo.models.loading import demo_base  # noqa: F401
 from lrp_loo.models.encoding import encode

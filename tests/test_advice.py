@@ -24,7 +24,7 @@ from lrp_loo.core.tensors import pad_batch
 from lrp_loo.loo.removals import Removal
 from lrp_loo.models.loading import demo_base
 from lrp_loo.models.encoding import encode
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.evaluate.sweep import sweep
 
 HERE = Path(__file__).parent

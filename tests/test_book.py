@@ -11,7 +11,7 @@ import pytest
 from pages import printed, sources
 from tracked import tracked
 
-from lrp_loo.evaluate.results import read_json
+from lrp_loo.records.results import read_json
 from lrp_loo.paper.ledger import NOT_HERE, SENTENCES, WORDS, entry_name
 
 ROOT = Path(__file__).resolve().parents[1]

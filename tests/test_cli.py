@@ -17,7 +17,7 @@ from bad_world import without_progress_bars
 import lrp_loo
 from lrp_loo.cli import main
 from lrp_loo.core.tools import progress_bar
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import BatchWorker, read_sweep
 
 pytestmark = pytest.mark.usefixtures('loaded_once')
@@ -303,7 +303,7 @@ def test_the_bar_counts_texts(demo, monkeypatch):
         bars.append(tqdm.auto.tqdm(**options, disable=False, file=io.StringIO()))
         return bars[-1]
 
-    monkeypatch.setattr('lrp_loo.evaluate.results.progress_bar', made)
+    monkeypatch.setattr('lrp_loo.records.results.progress_bar', made)
     lrp_loo.audit(*demo, [SENTENCE, 'a fine film', SENTENCE], method=['attn_lrp'])
     assert [(bar.n, bar.total) for bar in bars] == [(2, 2)]  # one is a copy
 

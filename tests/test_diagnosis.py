@@ -18,7 +18,7 @@ import lrp_loo.reports.diagnosis as module
 from lrp_loo import diagnose, explain, load
 from lrp_loo.cli import main
 from lrp_loo.core.stats import count_p, holm
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.records.display import NO_REASON
 
 FILLER = 'a the film plot cast scene music is was of in it on one two three'.split()

@@ -21,7 +21,7 @@ from lrp_loo.paper.reproduce import entries_by_study, print_ledger
 from lrp_loo.paper.reproduce import studies_of
 from lrp_loo.paper.tables import TABLE2
 from lrp_loo.core.stats import mean_se, per_text
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 
 @pytest.fixture(scope='module')

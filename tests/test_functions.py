@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lrp_loo import attribute_context, audit, explain, explain_pairs, load, load_demo
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.methods.functions import plain_text
 
 PAGE = Path(__file__).parent.parent / 'nbs' / 'guide' / 'functions.ipynb'
@@ -313,7 +313,7 @@ def test_nothing_is_lost_where_a_run_stops(tmp_path, error):
         )
     with pytest.raises(type(error)) as e:
         explain(Stops(odd, 3, error), None, TEXTS, **call)
-    assert "results=Results('rows.json', {})" in e.value.__notes__[0]
+    assert "results='rows.json'" in e.value.__notes__[0]
     e.value.__notes__.clear()
 
 
@@ -448,12 +448,15 @@ def test_sets_of_a_function_are_those_of_all_subsets():
     assert not a.scores.any()
 
 
-def test_a_path_in_place_of_results_is_refused_with_the_call():
-    with pytest.raises(TypeError, match=r"take results=Results\(PATH, \{\}\)"):
-        explain(
-            lambda texts: [len(t) for t in texts],
-            None,
-            'a b',
-            units='word',
-            results='r.json',
-        )
+def test_a_path_keeps_the_answers_like_results(tmp_path):
+    path, first, again = tmp_path / 'r.json', Counted(odd), Counted(odd)
+    for function in (first, again):
+        call = (function, None, TEXTS)
+        maps = explain(*call, units='word', results=str(path), **QUIET)
+    assert len(again.asked) == 1 and again.asked[0] in first.asked
+    whole = explain(Counted(odd), None, TEXTS, units='word', **QUIET)
+    assert all(a.scores.equal(b.scores) for a, b in zip(maps, whole))
+    audit(Counted(odd), None, TEXTS, ['loo'], results=path, **QUIET)
+    assert len(Results(path, {}).rows) == len(first.requests) - 1
+    with pytest.raises(TypeError, match='results must be the path of a JSON file'):
+        explain(Counted(odd), None, TEXTS, units='word', results=5, **QUIET)

@@ -17,7 +17,7 @@ import torch
 from transformers import BertTokenizerFast
 
 from lrp_loo import audit, sweep
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.loo.removals import REMOVALS
 from lrp_loo.methods.table import METHODS

@@ -10,7 +10,7 @@ import torch
 from lrp_loo import audit, audit_generation, calibrate
 from lrp_loo import load, load_demo, summarize_texts, sweep
 from lrp_loo.cli import main
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.methods.table import METHODS
 
 PROMPTS, QUIET = OPINIONS[:2], dict(progress=False)

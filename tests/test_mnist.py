@@ -20,7 +20,7 @@ from lrp_loo.paper.mnist import GRID, linear_attention_experiment, means_by_seed
 from lrp_loo.paper.mnist import means_over_seeds, run_setting
 from lrp_loo.paper.pixel_maps import ORDERS, PAIRS, PROTOCOLS, PixelCurves
 from lrp_loo.paper.pixel_maps import pixel_curves, pixel_maps, removal_orders
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 FILED = Path(__file__).parent.parent / 'results/minilm/mnist.json'
 

@@ -4,10 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from lrp_loo import sweep
+from lrp_loo.evaluate import sweep as sweep_module
 
 HERE = Path(__file__).parent.parent
 TOO_SLOW = 'The current node timed out during startup'
@@ -35,3 +39,12 @@ def test_nothing_is_lost_and_nothing_twice(tmp_path):
     assert run['rows_read'] == run['rows_expected'] == 16
     assert run['duplicates_read'] == run['rows_unlike_one_process'] == 0
     assert run['largest_difference_of_a_score'] < 1e-4
+
+
+@pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed')
+def test_workers_with_another_tokenizer_are_refused(tmp_path, monkeypatch):
+    pool = {'tokenizer': 'of other words'}, None
+    monkeypatch.setattr(sweep_module, 'ray_cluster', nullcontext)
+    monkeypatch.setattr(sweep_module, '_ray_pool', lambda *args: pool)
+    with pytest.raises(RuntimeError, match='the workers have another tokenizer'):
+        sweep('demo', None, ['fine'], tmp_path, engine='ray', progress=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pages import printed, sources
 
-from lrp_loo.evaluate.results import read_json
+from lrp_loo.records.results import read_json
 from lrp_loo.core.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parents[1]

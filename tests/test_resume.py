@@ -24,8 +24,8 @@ from lrp_loo import load_texts, sweep
 from lrp_loo.cli import main
 from lrp_loo.core.files import append_line, write_text_atomic
 from lrp_loo.paper.experiments import text_experiment
-from lrp_loo.evaluate import results as results_module
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records import results as results_module
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 
 KILLS = 4

@@ -27,9 +27,9 @@ from lrp_loo import (
     top_tokens,
 )
 from lrp_loo.core.files import append_line, digest, locked, whole_file
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
-from lrp_loo.evaluate.verdict import verdict
+from lrp_loo.evaluate.audit import verdict
 from lrp_loo.models.structure import model_digest
 from lrp_loo.reports.summary import summarize_texts
 
@@ -272,8 +272,8 @@ def test_a_row_is_appended_and_the_file_written_twice(small, tmp_path, monkeypat
         written.append(path)
         return whole_file(path)
 
-    monkeypatch.setattr('lrp_loo.evaluate.results.append_line', append)
-    monkeypatch.setattr('lrp_loo.evaluate.results.whole_file', write)
+    monkeypatch.setattr('lrp_loo.records.results.append_line', append)
+    monkeypatch.setattr('lrp_loo.records.results.whole_file', write)
     path = tmp_path / 'r.json'
     audit(*small, texts, ['attn_lrp'], results=path, **QUIET)
     assert appended == [True] * (len(texts) - 1) and len(written) == 2

@@ -7,7 +7,7 @@ import torch
 from conftest import OPINIONS, random_bert
 
 from lrp_loo import audit, calibrate, explain, refine, summarize_texts, sweep
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.inputs.call import WINDOW
 from lrp_loo.methods.table import METHODS

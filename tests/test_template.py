@@ -21,7 +21,7 @@ from lrp_loo.tasks.generation import attribute_context, explain_generation
 from lrp_loo.tasks.pairs import explain_pairs
 from lrp_loo.evaluate.audit import audit
 from lrp_loo.evaluate.intervals import calibrate
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo import load
 
 REVIEW = 'Review: {text}\nIn short, the movie was'

@@ -6,7 +6,7 @@ import torch
 from conftest import random_bert
 
 from lrp_loo import audit, explain
-from lrp_loo.evaluate.verdict import verdict
+from lrp_loo.evaluate.audit import verdict
 from lrp_loo.core.stats import agreement, paired_difference
 
 NAN = float('nan')

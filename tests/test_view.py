@@ -11,7 +11,7 @@ from conftest import needs_browser
 from lrp_loo.records import Attribution, Generation, Pairs
 from lrp_loo.records import Attributions, compare
 from lrp_loo.records.display import score_colour, terminal_text
-from lrp_loo.reports.comparison import compare_summaries
+from lrp_loo.reports.summary import compare_summaries
 from lrp_loo.reports.summary import summarize
 
 

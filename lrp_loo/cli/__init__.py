@@ -23,8 +23,8 @@ from .commands import explain, generate, pairs, reproduce, summarize
 from .commands import sweep
 
 # %% ../../nbs/lib/cli.ipynb #00000007
-def _print_version(is_asked):
-    if is_asked:
+def _print_version(is_set):
+    if is_set:
         print(f'lrp_loo {__version__}')
         raise typer.Exit
 

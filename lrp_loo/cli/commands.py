@@ -83,7 +83,7 @@ def _explain_texts(model, tokenizer, texts, arguments, as_json):
 
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         part = texts[start : start + TEXTS_AT_ONCE]
-        by_method = [explain(model, tokenizer, part, **own) for own in arguments]
+        by_method = [explain(model, tokenizer, part, **x) for x in arguments]
         for index, maps in enumerate(zip(*by_method), start):
             if as_json:
                 for a in maps:
@@ -167,7 +167,7 @@ def explain(
             if maps:
                 shared.write(maps)
         return
-    maps = [a for own in arguments for a in explain(loaded, tokenizer, texts, **own)]
+    maps = [a for x in arguments for a in explain(loaded, tokenizer, texts, **x)]
     page = None
     if shared.html and not (of_auto or of_loo or pair or template or calibration):
         from lrp_loo.reports.page import PAGE_METHODS, explain_page
@@ -225,10 +225,10 @@ def compare(
 
     maps = []
     for loaded, tokenizer, _ in [shared.load_model(model=m) for m in models]:
-        for own in map(_arguments, methods):
+        for of_method in map(_arguments, methods):
             for each in targets:
                 each = opt.resolve_target(loaded, each)
-                options = own | dict(target=each, units=units)
+                options = of_method | dict(target=each, units=units)
                 maps += explain(loaded, tokenizer, [text], **options)
     shared.write(Comparison(maps))
     if shared.json or use_colours():
@@ -292,8 +292,8 @@ def context(
     from lrp_loo.tasks.generation import attribute_context
 
     loaded, tokenizer, _ = shared.load_model('next token')
-    given = (text, answer, question, method, units)
-    result = attribute_context(loaded, tokenizer, *given, **options)
+    call = (loaded, tokenizer, text, answer, question, method, units)
+    result = attribute_context(*call, **options)
     shared.write(result)
     print_maps([result], shared.json)
 
@@ -345,15 +345,11 @@ def audit(
     lrp_loo audit --model OWNER/NAME --data hub:OWNER/NAME --out audit.json
     """
     from lrp_loo.evaluate.audit import SHORT, audit as run_audit
-    from lrp_loo.evaluate.results import Results
+    from lrp_loo.records.results import Results
     from lrp_loo.models.structure import describe_model
 
     texts = shared.read_texts()
-    settings = dict(truncation=truncation)
-    if precision != 'float32':
-        settings['precision'] = precision
-    if template is not None:
-        settings['template'] = template
+    settings = dict(truncation=truncation, precision=precision, template=template)
     loaded, tokenizer, label = shared.load_model()
     config = dict(experiment='audit', data=texts.info, methods=list(method), **settings)
     config['model'] = describe_model(loaded, label)
@@ -396,8 +392,8 @@ def calibrate(
     texts = shared.read_texts()
     loaded, tokenizer, label = shared.load_model()
     target = opt.resolve_target(loaded, target)
-    given = (loaded, tokenizer, texts.texts, method, target)
-    result = run_calibration(*given, truncation=truncation, **options)
+    call = (loaded, tokenizer, texts.texts, method, target)
+    result = run_calibration(*call, truncation=truncation, **options)
     shared.write(result)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(result), copies=result.copies)
@@ -464,7 +460,7 @@ def diagnose(
     \b
     lrp_loo diagnose --data reviews.csv --column text --labels label --out page.html
     """
-    from lrp_loo.evaluate.results import Results
+    from lrp_loo.records.results import Results
     from lrp_loo.reports.diagnosis import diagnose as run_diagnosis
 
     texts = shared.read_texts()
@@ -472,8 +468,8 @@ def diagnose(
     config = dict(experiment='diagnose', data=texts.info, model=label)
     options = dict(results=Results(results, config, shared.fresh), min_count=min_count)
     options['expected'] = [word.strip() for word in expected.split(',') if word.strip()]
-    given = loaded, tokenizer, texts.texts, texts.labels
-    d = run_diagnosis(*given, truncation=truncation, **options)
+    call = loaded, tokenizer, texts.texts, texts.labels
+    d = run_diagnosis(*call, truncation=truncation, **options)
     d.answers['row'] = texts.rows  # of the file, not of the texts that were drawn
     shared.write(d)
     if shared.json:

@@ -20,12 +20,10 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, one_of, whole_number
-from ..core.files import check_fields, check_seal, keeps_rows_in
-from ..core.files import recorded_methods, sealed
+from ..core.files import check_fields, keeps_rows_in, recorded_methods
 from ..core.tensors import copies_note
 from .audit import compare_with_loo
-from .results import Results, as_results, extend_by_texts
-from .results import method_digests
+from .rows import rows_of_texts
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.targets import TargetOf, describe_target, fix_index
 from ..inputs.units import UNITS, UnitsOf
@@ -34,9 +32,9 @@ from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
 from ..models.structure import UNRECORDED_OPTIONS, describe_model
-from ..models.structure import name_of_model
 from ..records import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
+from ..records.results import Results
 
 # %% ../../nbs/lib/evaluate_intervals.ipynb #00000005
 def _content_indices(a):
@@ -253,8 +251,7 @@ class Calibration(Record):
         return pd.concat(map(pd.DataFrame, columns), ignore_index=True)
 
     def _pack(self):
-        fields = plain(self)
-        return fields | dict(texts=[sealed(text) for text in fields['texts']])
+        return plain(self)
 
     @classmethod
     def _unpack(cls, fields):
@@ -262,7 +259,6 @@ class Calibration(Record):
         values = unpack_fields(cls, fields, types)
         texts = []
         for i, text in enumerate(values['texts']):
-            check_seal(text, f'texts[{i}]')
             where = f'texts[{i}].'
             check_fields(text, dict(estimate=dict, loo=list[float]), where)
             types = get_type_hints(Estimate)
@@ -322,8 +318,6 @@ def calibrate(
     model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
     methods = {'estimate': (method, options)}
-    config = dict(experiment='calibrate', methods=recorded_methods(methods))
-    results = as_results(results, config | dict(model=name_of_model(model)))
 
     def run(texts):
         texts.common_target('a calibration', target)
@@ -334,9 +328,8 @@ def calibrate(
             exact = loo.scores[_content_indices(a)].tolist()
             yield dict(estimate=estimate_of(a)._asdict(), loo=exact)
 
-    call = (results, windows, run, batch_size, 'calibrate', progress)
-    digests = method_digests(methods)
-    keys = extend_by_texts(*call, inputs.total, methods=digests)
+    call = (inputs, windows, methods, run, results, progress, batch_size)
+    results, keys = rows_of_texts('calibrate', *call)
     measured = [
         CalibrationText(Estimate(**row['estimate']), row['loo'], row['digest'])
         for row in results.iter_rows()

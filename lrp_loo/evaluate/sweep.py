@@ -27,15 +27,16 @@ from ..core.tensors import resolve_device
 from ..core.tools import needs
 from .audit import audit_table, compare_with_loo
 from .faithfulness import correlations_with_loo
-from .results import Results, call_parts, method_digests, read_results
+from ..records.results import Results, read_results
+from .rows import call_parts, method_digests
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
 from ..loo.precision import uses_bfloat16
 from ..methods.table import as_methods
-from ..models.encoding import as_texts, encode, is_encoding
+from ..models.encoding import as_texts, is_encoding
 from ..models.loading import load_model
 from ..models.objects import unwrap
-from ..models.structure import describe_model, name_of_model
+from ..models.structure import describe_model, device_of, name_of_model
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000006
 def _load(model, tokenizer, name, device):
@@ -49,11 +50,6 @@ def _load(model, tokenizer, name, device):
     return model, tokenizer, label or name_of_model(model)
 
 
-def _key(call, i, enc):
-    "Return a hash of all that decides a text's row, and of its place."
-    return digest([call, i, dict(enc)])
-
-
 class BatchWorker:
     "A loaded model that turns batches of texts into rows."
 
@@ -65,8 +61,6 @@ class BatchWorker:
         name: str | None = None,
         target: int | None = None,
         device: str = 'auto',
-        truncation: bool = False,
-        max_length: int | None = None,
         precision: str = 'float32',
         threads: int | None = None,  # CPU threads of this process; None: unchanged
     ):
@@ -74,15 +68,13 @@ class BatchWorker:
             torch.set_num_threads(threads)
         self.methods = as_methods(method)
         self.target, self.precision = target, precision
-        self.cut = (truncation, max_length)
         loaded = _load(model, tokenizer, name, device)
         self.model, self.tokenizer, self.label = loaded
         # what decides all rows: part → digest
-        cut = dict(truncation=truncation, max_length=max_length)
+        parts = dict(target=target, methods=method_digests(self.methods))
         if uses_bfloat16(self.model, precision):
-            cut['precision'] = 'bfloat16'
-        cut['methods'] = method_digests(self.methods)
-        self.parts = call_parts(*loaded[:2], target=target, **cut)
+            parts['precision'] = 'bfloat16'
+        self.parts = call_parts(*loaded[:2], **parts)
 
     def call_parts(self) -> dict[str, str]:
         "Return `parts`, which an actor of Ray has elsewhere."
@@ -90,19 +82,15 @@ class BatchWorker:
 
     def compute(
         self,
-        batch: list[tuple[int, Any, str]],  # index, text, the digest of its row
+        batch: list[tuple[int, Any, dict, str]],  # index, text, encoded, row's digest
     ) -> list[dict[str, Any]]:  # one for each text
         "Compute exact LOO and every method for each text."
-        encs = [encode(self.model, self.tokenizer, t, *self.cut) for _, t, _ in batch]
+        device = device_of(self.model)
+        encs = [{k: v.to(device) for k, v in enc.items()} for *_, enc, _ in batch]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments, precision=self.precision)
         rows = []
-        for k, ((i, text, key), loo) in enumerate(zip(batch, loos)):
-            if _key(self.parts, i, encs[k]) != key:
-                raise RuntimeError(
-                    "a worker has other token ids for a text than this process; give"
-                    " the workers the same tokenizer"
-                )
+        for k, ((_, text, *_), loo) in enumerate(zip(batch, loos)):
             joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
             row = dict(text_sha256=hashlib.sha256(joined.encode()).hexdigest()[:16])
             row |= dict(target=loo.target, logit=loo.logit, tokens=loo.tokens)
@@ -320,10 +308,10 @@ def sweep(
             f"target={target!r} of a sweep must be a class index,"
             " or None for each text's predicted class"
         )
-    common = dict(target=index, truncation=truncation, max_length=max_length)
-    options = common | dict(method=methods, device=device, precision=precision)
+    options = dict(method=methods, target=index, device=device, precision=precision)
     config = dict(experiment='sweep', model=describe_model(inputs.model, label))
-    config |= dict(methods=recorded_methods(methods), **common)
+    config |= dict(methods=recorded_methods(methods), target=index)
+    config |= dict(truncation=truncation, max_length=max_length)
     results = Results(out / 'sweep.json', config, fresh)
     with contextlib.ExitStack() as stack:
         if engine == 'plain':
@@ -334,19 +322,26 @@ def sweep(
             ray = stack.enter_context(ray_cluster(n))
             options |= dict(model=model, name=name)
             run, (parts, run_all) = None, _ray_pool(ray, workers, options)
+            if parts['tokenizer'] != digest(inputs.tokenizer):
+                raise RuntimeError(
+                    "the workers have another tokenizer than this process; give them"
+                    " the same"
+                )
 
         def batches():
             "Yield lists of texts, the longest of each window first."
             for window in windows:
                 _common_target(window, target)
-                of_texts = zip(count(window.first), window.texts, window.encs)
-                examples = [(i, text, _key(parts, i, enc)) for i, text, enc in of_texts]
-                lengths = [-enc['input_ids'].shape[1] for enc in window.encs]
-                examples.sort(key=lambda x: lengths[x[0] - window.first])
+                of_texts = zip(
+                    count(window.first), window.texts, map(dict, window.encs)
+                )
+                # the digest is of all that decides a text's row, and of its place
+                examples = [(*x, digest([parts, x[0], x[2]])) for x in of_texts]
+                examples.sort(key=lambda x: -x[2]['input_ids'].shape[1])
                 for start in range(0, len(examples), batch_size):
                     yield examples[start : start + batch_size]
 
-        call = batches(), run, 'sweep', progress, itemgetter(2)
+        call = batches(), run, 'sweep', progress, itemgetter(3)
         results.extend(*call, inputs.total or 0, run_all)
     columns = ['index', 'method', 'r', 'text_sha256', 'target']
     rows = _frame(results.iter_rows(), columns)

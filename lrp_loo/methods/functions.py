@@ -31,6 +31,7 @@ from .table import method_name
 from ..models.encoding import as_texts, check_text
 from ..records import Attribution, Attributions
 from ..records.display import LEAST_EFFECT
+from ..records.results import Results, as_results
 
 # %% ../../nbs/lib/methods_functions.ipynb #f0000004
 def function_called(function: Callable[..., Any]) -> str:
@@ -45,17 +46,16 @@ class Answers:
     function: Callable[[list[str]], Any]  # list of str → (n,) or (n, classes)
     batch_size: int = 16  # texts in a request
     progress: bool = True  # show a bar
-    results: Any = None  # `Results`, which keep a row per request
+    # a `Results`, or the path of a JSON file, which keeps a row per request
+    results: Results | str | os.PathLike | None = None
     rows: dict[str, np.ndarray] = field(default_factory=dict)  # text → (k,) numbers
     is_checked: bool = False  # one text was asked again
 
     def __post_init__(self):
-        if isinstance(self.results, (str, os.PathLike)):
-            raise TypeError(
-                f"results={self.results!r} of a function must be a Results, got a path;"
-                " take results=Results(PATH, {}), from lrp_loo.evaluate.results"
-            )
-        stored = self.results.rows if self.results is not None else []
+        stored = []
+        if self.results is not None:
+            self.results = as_results(self.results, {})
+            stored = self.results.rows
         self.n_requests = len(stored)
         self.stored = {
             key: np.array([float.fromhex(x) for x in numbers])
@@ -150,7 +150,7 @@ class Answers:
         "Return a sentence on what was done before an error."
         done = f"{len(self.rows)} texts were answered before, {n_left} are left"
         if self.results is None:
-            return f"{done}; results=Results('rows.json', {{}}) keeps them for the next call"
+            return f"{done}; results='rows.json' keeps them for the next call"
         return f"{done}; the same call with these results= goes on from there"
 
 # %% ../../nbs/lib/methods_functions.ipynb #f0000006
@@ -358,7 +358,8 @@ def explain_function(
     batch_size: int = 16,  # texts in a request
     passes: int | None = None,  # of each text; None: as many as exact LOO takes
     replacement: str | None = None,  # of a removed unit; None: it is deleted
-    results: Any = None,  # `Results` that keep what the function answered
+    # a `Results`, or the path of a JSON file, that keeps what the function answered
+    results: Results | str | os.PathLike | None = None,
     progress: bool = True,  # show a bar
     sets: float | None = None,  # see `explain`
 ) -> Attributions:  # one Attribution per text, in order

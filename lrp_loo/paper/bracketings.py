@@ -18,7 +18,7 @@ from .rules import product_rule, relevance
 from .common import Study, add_rows
 from .scalar import bracketing_name, checked_factors, leaf_depths
 from .scalar import scalar_ig, scalar_loo, scalar_relevance
-from ..evaluate.results import Results
+from ..records.results import Results
 
 # %% ../../nbs/lib/paper_bracketings.ipynb #00000007
 def bracketings(n: int) -> list:

@@ -26,7 +26,7 @@ from ..inputs.units import PLACEHOLDER, content_tokens, fill_template
 from ..core.tools import needs
 from ..data import load_split, resolve_source, source_label
 from ..models.encoding import encode, max_tokens
-from ..evaluate.results import Results, read_results, stored_path
+from ..records.results import Results, read_results, stored_path
 
 # %% ../../nbs/lib/paper_common.ipynb #00000005
 @dataclass(frozen=True)

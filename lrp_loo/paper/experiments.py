@@ -18,7 +18,7 @@ from ..models.encoding import max_tokens
 from .common import add_batches, prompted_examples, text_examples
 from ..evaluate.audit import faithfulness_rows
 from ..evaluate.faithfulness import faithfulness_table
-from ..evaluate.results import Results
+from ..records.results import Results
 from ..core.stats import of_texts, paired_difference, unit_map
 
 # %% ../../nbs/lib/paper_experiments.ipynb #00000007

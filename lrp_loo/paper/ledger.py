@@ -22,7 +22,7 @@ from scipy.stats import false_discovery_control, spearmanr
 
 from ..core.files import reading, write_text_atomic
 from ..core.stats import holm, of_texts, paired_difference, per_text
-from ..evaluate.results import read_json
+from ..records.results import read_json
 from ..models.loading import DEMOS
 from .common import EQUAL_WITHIN, mean_against_zero
 from .tables import bypass_name, picked, single_layer_gains

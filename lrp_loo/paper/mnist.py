@@ -25,7 +25,7 @@ from .pixel_maps import removal_orders, pixel_curves, pixel_loo, pixel_maps
 from .pixel_maps import table1, table1_rows
 from ..core.stats import mean_se, paired_difference
 from ..evaluate.faithfulness import curve_area
-from ..evaluate.results import Results
+from ..records.results import Results
 
 # %% ../../nbs/lib/paper_mnist.ipynb #0cf29253
 GRID = [

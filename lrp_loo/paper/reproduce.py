@@ -32,7 +32,7 @@ from .common import RunOptions, interval_text, results_folder_name
 from .common import read_parts
 from .ledger import ledger, ledger_notes
 from ..evaluate.faithfulness import completeness_lines
-from ..evaluate.results import read_results
+from ..records.results import read_results
 
 # %% ../../nbs/lib/paper_reproduce.ipynb #29a365f9
 MODULES = (

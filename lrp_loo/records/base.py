@@ -132,10 +132,10 @@ KINDS = {  # class → its module
     'Pairs': 'records',
     'Table': 'records.base',
     'Summary': 'reports.summary',
-    'SummaryComparison': 'reports.comparison',
+    'SummaryComparison': 'reports.summary',
     'TextData': 'data',
     'TopTokens': 'evaluate.intervals',
-    'Verdict': 'evaluate.verdict',
+    'Verdict': 'evaluate.audit',
 }
 
 

@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ import pandas as pd
 import torch
 
 from ..core.arguments import Model, Texts, Tokenizer, whole_number
-from ..core.files import digest, keeps_rows_in
+from ..core.files import keeps_rows_in
 from ..core.hooks import restores_state
 from ..core.stats import count_p, holm
-from ..evaluate.results import Results, as_results, call_parts, text_digests
+from ..evaluate.rows import rows_of_texts
 from ..inputs.call import CallInputs, class_names, content_entries
 from ..inputs.call import has_vocabulary
 from ..inputs.targets import output_field
@@ -34,13 +33,14 @@ from ..records import Attribution, Attributions
 from ..records.base import Record, in_lines
 from ..records.display import scale_top
 from ..records.html import render, token_views
+from ..records.results import Results
 from .summary import word_table
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #00000006
-LEAST_SHARE = 0.1  # of the texts with a pair of words; of the answers of a class that a
+# of the texts, with a pair of words; of the answers of a class, that a shortcut turns
+LEAST_SHARE = 0.1
 
 
-# shortcut turns
 def _lead_over_next(index, n_classes):
     "Return the target that reads the lead of a class over the next one."
 
@@ -59,7 +59,8 @@ def _words_of_text(inputs, i):
     is_word = ~units.is_special
     if content is not None:
         is_word = is_word & content_entries(content, units)
-    return [name.casefold() if own else None for name, own in zip(units.names, is_word)]
+    names = zip(units.names, is_word)
+    return [name.casefold() if is_content else None for name, is_content in names]
 
 
 def _frequent_pairs(texts, min_count):
@@ -83,23 +84,26 @@ def _places_of(words, pairs):
     return places
 
 
-def _rows_of_batch(inputs, places, removal, batch):
-    "Return a row per text: its answer, the answer's lead, and each word's effect."
-    indices, encs = zip(*batch)
-    model, n_classes = inputs.model, len(class_names(inputs.model))
-    chosen = [int(WholeText(model, enc).row.argmax()) for enc in encs]
-    targets = [_lead_over_next(index, n_classes) for index in chosen]
-    keeps = []
-    for i in indices:
-        removed = [torch.tensor(units) for units in places[i].values()]
-        number = inputs.units[i].number
-        keeps.append(torch.stack([~torch.isin(number, units) for units in removed]))
-        if not keeps[-1].any(1).all():
+def _check_rest(inputs, places):
+    "Raise ValueError for a text of which nothing is left without one of its words."
+    for i, (units, of_text) in enumerate(zip(inputs.units, places)):
+        everything = {*units.number.tolist()}
+        if any(everything <= {*removed} for removed in of_text.values()):
             raise ValueError(
                 f"texts[{i}]: without its only word nothing is left of this text for"
                 " the model to read; leave the text out"
             )
-    rows = []
+
+
+def _rows_of_texts(inputs, places, removal):
+    "Return a row per text: its answer, the answer's lead, and each word's effect."
+    model, n_classes, encs = inputs.model, len(class_names(inputs.model)), inputs.encs
+    chosen = [int(WholeText(model, enc).row.argmax()) for enc in encs]
+    targets = [_lead_over_next(index, n_classes) for index in chosen]
+    rows, keeps = [], []
+    for units, of_text in zip(inputs.units, places):
+        removed = map(torch.tensor, of_text.values())
+        keeps.append(torch.stack([~torch.isin(units.number, x) for x in removed]))
     how = removal, fill_id(inputs.tokenizer, removal)
     for k, values in enumerate(read_subsets(model, encs, keeps, targets, *how)):
         lead = float(values.value)
@@ -333,18 +337,22 @@ def diagnose(
     words = [_words_of_text(inputs, i) for i in range(len(labels))]
     pairs = _frequent_pairs({*map(tuple, words)}, min_count)
     places = [_places_of(of_text, pairs) for of_text in words]
+    _check_rest(inputs, places)
     removal = as_removal(removal, inputs.encs[0])
-    of_all = dict(what='diagnose', removal=removal)
-    call = call_parts(inputs.model, inputs.tokenizer, **of_all)
-    keys = [digest([call, *key]) for key in zip(text_digests(inputs), places)]
-    unique = sorted({key: i for i, key in reversed([*enumerate(keys)])}.values())
-    results = as_results(results, dict(experiment='diagnose'))
-    starts = range(0, len(unique), 8)
-    batches = [[(i, inputs.encs[i]) for i in unique[k : k + 8]] for k in starts]
-    run = partial(_rows_of_batch, inputs, places, removal)
-    results.extend(batches, run, 'diagnose', progress, lambda x: keys[x[0]])
-    maps, effects = Attributions(), []
-    for i, row in zip(unique, results.rows):
+
+    def places_of(inputs):
+        words = [_words_of_text(inputs, i) for i in range(len(inputs))]
+        return [_places_of(of_text, pairs) for of_text in words]
+
+    def run(texts):
+        return _rows_of_texts(texts, places_of(texts), removal)
+
+    call = (inputs, [inputs], {}, run, results, progress)
+    how = dict(of_text=places_of, removal=removal)
+    results, keys = rows_of_texts('diagnose', *call, **how)
+    maps, effects, unique = Attributions(), [], []
+    for row in results.rows:
+        unique.append(i := row['i'])
         effects.append(dict(zip(places[i], row['effects'])))
         maps.append(_as_map(inputs, i, words[i], effects[-1], row, names))
     add_provenance(maps, inputs.model, {}, **inputs.info)

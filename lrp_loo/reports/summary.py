@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'SUMMARY_UNITS', 'TABLE_COLUMNS', 'CONTEXT_LENGTH', 'MOST_PANELS', 'N_VIEWED', 'word_intervals',
-           'word_table', 'Summary', 'summarize', 'summarize_texts']
+           'word_table', 'Summary', 'summarize', 'summarize_texts', 'SummaryComparison', 'compare_summaries']
 
 # %% ../../nbs/lib/reports_summary.ipynb #00000002
 import os
@@ -22,23 +22,22 @@ import torch
 
 from ..core.arguments import Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import one_of, whole_number
-from ..core.files import digest, keeps_rows_in, recorded_methods
+from ..core.files import digest, keeps_rows_in
 from ..core.tensors import copies_note
 from ..core.tools import needs, printable
-from ..evaluate.results import Results, as_results, extend_by_texts
-from ..evaluate.results import method_digests
+from ..evaluate.rows import rows_of_texts
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf
 from ..inputs.units import text_spans
 from ..methods import explain_window
 from ..models.encoding import as_texts
 from ..records import SIGNS, Attribution
-from ..models.structure import name_of_model
 from ..records.base import WIDTH, Record, in_lines, pack_value, plain
 from ..records.base import record_html, unpack_value
 from ..records.display import DOWN, UP, display_tokens
 from ..records.figures import matplotlib_rgb
-from ..core.stats import mean_interval
+from ..records.results import Results
+from ..core.stats import agreement, mean_interval, paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,17 +47,20 @@ def _text_and_spans(a):
     "Return the text, or the joined tokens if it is not known, and each token's span."
     content = a.is_content.tolist()
     spans = a.info.get('spans')
-    if spans and all(span for span, is_own in zip(spans, content) if is_own):
+    if spans and all(span for span, is_content in zip(spans, content) if is_content):
         text = a.info['text']
         parts = (text,) if isinstance(text, str) else text
         shifts = 0, len(parts[0]) + 1  # of the two of a pair
         placed = [s and (shifts[s[0]] + s[1], shifts[s[0]] + s[2]) for s in spans]
         return '\n'.join(parts), placed
     text, placed = '', []
-    for (gap, piece), is_own in zip(display_tokens(a.tokens), content):
-        text += ' ' if is_own and text and (gap or 'unit_of_token' in a.info) else ''
-        placed.append((len(text), len(text) + len(piece)) if is_own else None)
-        text += piece if is_own else ''
+    for (gap, piece), is_content in zip(display_tokens(a.tokens), content):
+        if not is_content:
+            placed.append(None)
+            continue
+        text += ' ' if text and (gap or 'unit_of_token' in a.info) else ''
+        placed.append((len(text), len(text) + len(piece)))
+        text += piece
     return text, placed
 
 
@@ -119,8 +121,8 @@ def _check_maps(maps, units):
         # of a question: 'start' or 'end'
         answers=[str(a.info.get('answer')) for a in maps],
     )
-    for name, found in values.items():
-        if len(different := list(dict.fromkeys(found))) > 1:
+    for name, of_maps in values.items():
+        if len(different := list(dict.fromkeys(of_maps))) > 1:
             raise ValueError(
                 f"maps of different {name} ({' and '.join(different[:3])}) cannot be"
                 " averaged; summarize those of each, then compare_summaries"
@@ -481,16 +483,133 @@ def summarize_texts(
     arguments |= {name: options.pop(name) for name in names}
     inputs, windows = CallInputs.windows(model, tokenizer, texts, **arguments)
     methods = {'': (method, options)}
-    config = dict(experiment='summarize', methods=recorded_methods(methods))
-    results = as_results(results, config | dict(model=name_of_model(inputs.model)))
 
     def run(texts):
         maps = explain_window(texts, method, batch_size, options)
         return [dict(record=pack_value(a)) for a in maps]
 
-    call = (results, windows, run, batch_size, 'summarize', progress)
-    digests = method_digests(methods)
-    keys = extend_by_texts(*call, inputs.total, methods=digests)
+    call = (inputs, windows, methods, run, results, progress, batch_size)
+    results, keys = rows_of_texts('summarize', *call)
     rows = {row['digest']: row['record'] for row in results.iter_rows()}
     maps = {key: unpack_value(record) for key, record in rows.items()}
     return summarize([maps[key] for key in keys], units, by_class, min_count)
+
+# %% ../../nbs/lib/reports_summary.ipynb #beb3948f
+@dataclass(eq=False)
+class SummaryComparison(Record):
+    "Agreement and differences of two summaries of the same texts."
+
+    tex_columns = ('class', 'word', 'first', 'second', 'difference', 'low', 'high')
+
+    names: tuple[str, str]  # names of the two summaries
+    # a row per text, the smallest r first, those without r last: text (its
+    # index), class, other_class, r
+    texts: pd.DataFrame
+    # a row per class and word, the largest |difference| first: class, word,
+    # first, second (mean effects divided by `scale`), difference with the low
+    # and high end of its interval, texts
+    words: pd.DataFrame
+    scale: tuple[float, float]  # root mean square score of each
+
+    @property
+    def mean_r(self) -> dict[str, float]:
+        "Return mean, low, high and n of r over the texts that have an r."
+        r = self.texts.r.to_numpy()
+        return paired_difference(r, np.zeros(len(r)), limits=(-1, 1))
+
+    @property
+    def headline(self) -> str:
+        "Return a line with the names and the mean r of the two summaries."
+        r = self.mean_r
+        n_without = len(self.texts) - r['n']
+        head = f"{' and '.join(self.names)}: mean r {r['mean']:.2f}"
+        head += f" [{r['low']:.2f}, {r['high']:.2f}] over {r['n']} texts"
+        return head + (f', {n_without} without one' if n_without else '')
+
+    def __repr__(self) -> str:
+        rows = self.words.head(6)[['word', 'first', 'second']].to_numpy()
+        words = [f'{word} {one:+.2f} {two:+.2f}' for word, one, two in rows]
+        largest = f"  furthest apart: {', '.join(words)}"
+        return f'{in_lines(self.headline)}\n{in_lines(largest)}'
+
+    def to_frame(self) -> pd.DataFrame:
+        "Return `words`: a row per class and word, the largest difference first."
+        return self.words.copy()
+
+    def to_dict(self) -> dict[str, Any]:
+        "Return the fields and `mean_r` in JSON's types."
+        return plain(self) | dict(mean_r=plain(self.mean_r))
+
+    def _repr_html_(self) -> str:
+        words = self.words.rename(columns=dict(zip(('first', 'second'), self.names)))
+        scale = 'mean effects, in units of the root mean square score of each summary'
+        return record_html([self.headline, scale], words, 'difference')
+
+# %% ../../nbs/lib/reports_summary.ipynb #3148f17c
+def _join_occurrences(first, second):
+    "Return a row per word of each text; drop repeated texts (`copy` in both)."
+    tables = [s.occurrences for s in (first, second)]
+    copies = set.intersection(*(set(d.text[d['copy']]) for d in tables))
+    one, two = (d[~d.text.isin(copies)].reset_index(drop=True) for d in tables)
+    if not one[['text', 'word']].equals(two[['text', 'word']]):
+        raise ValueError(
+            "the texts have different words in the two summaries; explain the same"
+            " texts with units='word' (summarize_texts does)"
+        )
+    rows = one[['text', 'class', 'word']]
+    other = dict(other_class=two['class'], first=one.score, second=two.score)
+    return rows.assign(**other)
+
+
+def _difference_table(rows, scale, min_count):
+    "Return a row per class and word, the largest |difference| first."
+    rows = rows.assign(first=rows['first'] / scale[0], second=rows['second'] / scale[1])
+    rows = rows.assign(difference=rows['first'] - rows['second'])
+    keys = ['class', 'word']
+    by_text = rows.groupby([*keys, 'text'])[['first', 'second', 'difference']].mean()
+    groups = by_text.groupby(keys)
+    ends = word_intervals(by_text.difference, min_count)
+    table = groups.mean().join(ends).assign(texts=groups.size())
+    table = table[table.texts >= min_count]
+    magnitude = table.difference.abs()
+    return table.loc[magnitude.sort_values(ascending=False).index].reset_index()
+
+
+def compare_summaries(
+    first: Summary,  # from `summarize` or `summarize_texts`
+    second: Summary,  # of the same texts
+) -> SummaryComparison:  # a notebook shows it; has `to_frame`, `save`
+    """Compare two methods, or two models, on the same texts. Raise ValueError if
+    texts or words differ.
+    """
+    for s in (first, second):
+        if not isinstance(s, Summary):
+            raise TypeError(
+                "compare_summaries takes two results of `summarize`, got"
+                f" {type(s).__name__}"
+            )
+    methods, models = (first.method, second.method), (first.model, second.model)
+    different = [names for names in (methods, models) if names[0] != names[1]]
+    if first.weights != second.weights:
+        different.append([f'{s.model} {s.weights}' for s in (first, second)])
+    names = tuple((*different, ('first', 'second'))[0])
+    rows = _join_occurrences(first, second)
+    shared = rows[rows['class'] == rows.other_class]
+    if not len(shared):
+        raise ValueError(
+            "the two summaries explain different classes of every text;"
+            " explain both with the same target"
+        )
+    scale = tuple(float(np.sqrt((shared[c] ** 2).mean())) for c in ('first', 'second'))
+    if not all(scale):
+        raise ValueError("all scores of a summary are 0; nothing to compare")
+    texts = []
+    for index, words in rows.groupby('text'):
+        one, two = (torch.tensor(words[c].to_numpy()) for c in ('first', 'second'))
+        name, other = words.iloc[0][['class', 'other_class']]
+        r = agreement(one, two, torch.zeros(len(words), dtype=torch.bool))
+        texts.append((index, name, other, r if name == other else np.nan))
+    texts = pd.DataFrame(texts, columns=['text', 'class', 'other_class', 'r'])
+    texts = texts.sort_values('r', ignore_index=True)
+    words = _difference_table(shared, scale, first.min_count)
+    return SummaryComparison(names, texts, words, scale)

@@ -73,7 +73,7 @@ from lrp_loo.models.call import check_model, forward, watch_embeddings
 from lrp_loo.models.structure import input_embeddings
 from lrp_loo.models.multipart import MultiPartModel
 from lrp_loo.estimate import removal_scores
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 
 RESULTS = Path(__file__).parents[2] / 'results'
 HARNESS = ('every_family.py', 'small_models.py', 'with_images.py')

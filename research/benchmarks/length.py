@@ -23,7 +23,7 @@ from lrp_loo import explain, load_demo, load_texts
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.encoding import encode
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 NUMBERS = (1, 4, 16, 64)

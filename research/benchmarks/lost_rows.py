@@ -23,7 +23,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from lrp_loo import audit, calibrate, load, load_demo, load_texts, sweep
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.paper.common import RunOptions
 from lrp_loo.paper.reproduce import reproduce

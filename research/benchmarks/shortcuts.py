@@ -29,7 +29,7 @@ from transformers import (
 from lrp_lab.training import _fit_classifier, accuracy, train_tokenizer
 from lrp_loo import diagnose, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.inputs.units import text_spans
 from lrp_loo.models.loading import LABELS
 

@@ -20,7 +20,7 @@ import torch
 
 from .parts import BEYOND, SENTENCES, TEXTS, part_examples
 from .parts import agreement_rows
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.lrp import lrp_rules
 from lrp_loo.lrp.composite import cp_lrp
 from lrp_loo.models.call import forward, watch_embeddings

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .parts import BEYOND, part_experiment, sentence_experiment
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.lrp.rules import identity_rule
 from lrp_loo.methods import explain_batch

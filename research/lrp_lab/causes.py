@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from .parts import SENTENCES, at_scale, no_entries, on_part, one_table
 from .parts import part_examples
 from lrp_loo.core.files import write_text_atomic
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.inputs.targets import Readout
 from lrp_loo.models.attention import AttentionCall, operation_name
 from lrp_loo.models.call import forward

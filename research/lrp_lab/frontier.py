@@ -31,7 +31,7 @@ from lrp_lab.parts import (
     rows_heading,
 )
 from lrp_loo.core.files import write_text_atomic
-from lrp_loo.evaluate.results import Results, read_json, read_results
+from lrp_loo.records.results import Results, read_json, read_results
 from lrp_loo.estimate import FLOOR
 from lrp_loo.estimate import first_estimates, log_odds, unit_members
 from lrp_loo.estimate.auto import exact_passes, spend

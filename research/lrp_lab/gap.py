@@ -18,7 +18,7 @@ from lrp_loo.core.files import recorded_methods
 from lrp_loo.core.stats import agreement
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, perturbation_curves, removal_units
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.loo import leave_one_out
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.loading import load_demo

@@ -36,7 +36,7 @@ from lrp_loo.core.files import recorded_methods
 from lrp_loo.paper.common import vit_pixels
 from lrp_loo.evaluate.audit import compare_with_loo
 from lrp_loo.evaluate.faithfulness import faithfulness_table, correlations_with_loo
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.loo.removals import EncodedText, ModelInputs, Removal, as_removal
 from lrp_loo.paper.common import Study, interval_text
 from lrp_loo.paper.tables import ESTIMATES

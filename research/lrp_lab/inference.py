@@ -22,7 +22,7 @@ from .tokens import token_methods
 from .training import train_adapter, write_card
 from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import resolve_source, source_label
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.inputs.units import content_tokens
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.loading import demo_base, load_demo, quiet_loading

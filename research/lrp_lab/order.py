@@ -23,7 +23,7 @@ from .parts import SENTENCES, Part, at_scale, on_part, part_examples
 from .parts import rows_heading
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.core.stats import agreement, paired_difference
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.inputs.targets import Readout
 from lrp_loo.loo import leave_one_out
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp

@@ -18,7 +18,7 @@ from lrp_loo.core.files import recorded_methods
 from lrp_loo.data import load_texts, resolve_source
 from lrp_loo.paper.common import load_digit_images, vit_pixels
 from lrp_loo.evaluate.audit import faithfulness_rows
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.models.encoding import encode
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.structure import describe_model

@@ -25,7 +25,7 @@ from .grid import GRID_PARTS, cp_gains_table, grid_means, in_plain
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, removal_path, removal_units
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 from lrp_loo.inputs.targets import output_field
 from lrp_loo.loo.removals import EncodedText, MaskToken, Removal, ZeroEmbedding, fill_id
 from lrp_loo.methods import explain_batch

@@ -12,7 +12,7 @@ import pandas as pd
 
 from .parts import on_part, one_table, part_experiment
 from lrp_loo.evaluate.faithfulness import faithfulness_table
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.paper.common import Study
 from lrp_loo.paper.style import (
     cells,

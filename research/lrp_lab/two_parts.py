@@ -29,7 +29,7 @@ from .parts import rows_heading
 from .training import _batches_by_length, _fit
 from lrp_loo.core.files import recorded_methods, whole_file
 from lrp_loo.data import load_texts
-from lrp_loo.evaluate.results import Results
+from lrp_loo.records.results import Results
 from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.paper.conservation import conservation

@@ -15,7 +15,7 @@ from lrp_loo.paper.common import Study, add_rows
 from lrp_loo.paper.tables import SWEEPS, layer_table
 from lrp_loo.estimate import removal_scores
 from lrp_loo.paper import reproduce as paper
-from lrp_loo.evaluate.results import Results, read_results
+from lrp_loo.records.results import Results, read_results
 
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
 

@@ -21,7 +21,7 @@ from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreeme
 from lrp_lab.remedy import remedy_table
 from lrp_loo.paper.tables import MARGIN, best_single_layer, is_above_zero
 from lrp_loo.core.stats import mean_se, paired_difference, per_text
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 PAPER = ROOT / 'results' / 'minilm'
 FOLDER = LAB / 'results' / 'studies'

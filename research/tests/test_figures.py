@@ -18,7 +18,7 @@ from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
 from lrp_loo.paper.tables import layer_table
 from lrp_loo.paper.style import PAGE, full_name, method_look
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 RESULTS = ROOT / 'results'
 SHOWN_AT = 900 / 96  # inches: the width of a page, 900 pixels of a screen

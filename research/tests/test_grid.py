@@ -31,7 +31,7 @@ from lrp_loo.paper.ledger import ledger
 from lrp_loo.core.stats import mean_se, paired_difference
 from lrp_lab.parts import agreement_rows
 from lrp_loo.evaluate.audit import faithfulness_rows
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 # a language model that is asked about each text, and is small
 ASKED_MODEL = GridModel(

@@ -7,7 +7,7 @@ from conftest import ROOT
 from scipy import stats as scipy_stats
 
 from lrp_loo.paper.mnist_tables import share_table, table1_entries
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 FILED = ROOT / 'results/minilm/mnist.json'
 CHAPTERS = ('04_linear_attention',)

@@ -12,7 +12,7 @@ from every_family import (
     summary,
 )
 
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 
 @pytest.fixture(scope='module')

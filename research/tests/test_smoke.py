@@ -6,7 +6,7 @@ import pytest
 from conftest import shallow_demo
 
 from lrp_lab import __main__ as run
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 WORDS = run.groups_of(run.studies())['all']
 

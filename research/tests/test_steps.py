@@ -8,7 +8,7 @@ from lrp_lab.parts import SENTENCES
 from lrp_lab.steps import STEPS, steps_experiment
 from lrp_loo.paper.tables import layer_table
 from lrp_loo.paper.ledger import CLAIMS, Rows
-from lrp_loo.evaluate.results import read_results
+from lrp_loo.records.results import read_results
 
 
 @pytest.fixture(scope='module')
