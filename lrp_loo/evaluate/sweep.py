@@ -332,9 +332,8 @@ def sweep(
             "Yield lists of texts, the longest of each window first."
             for window in windows:
                 _common_target(window, target)
-                of_texts = zip(
-                    count(window.first), window.texts, map(dict, window.encs)
-                )
+                encs = map(dict, window.encs)
+                of_texts = zip(count(window.first), window.texts, encs)
                 # the digest is of all that decides a text's row, and of its place
                 examples = [(*x, digest([parts, x[0], x[2]])) for x in of_texts]
                 examples.sort(key=lambda x: -x[2]['input_ids'].shape[1])
