@@ -198,7 +198,11 @@ FAMILIES_WITH_ROWS += [('Llama', 'next token'), ('GPT-2', 'class'), ('Qwen3', 'c
 
 @pytest.mark.parametrize('family, task', [*FAMILIES_WITH_ROWS, ('MPNet', 'class')])
 @pytest.mark.parametrize('n_rows', [20, 40])
-def test_kept_rows_add_what_their_attention_gives_to_first_order(family, task, n_rows):
+@pytest.mark.parametrize('long', [256, 5])  # keys that go are subtracted, in blocks
+def test_kept_rows_add_what_their_attention_gives_to_first_order(
+    family, task, n_rows, long, monkeypatch
+):
+    monkeypatch.setattr('lrp_loo.estimate.rows.LONG', long)
     model = unlisted_model('MPNetForSequenceClassification', 0.2)
     model = random_model(family, task, 'sdpa') if family != 'MPNet' else model
     enc = random_inputs(model, 12)

@@ -84,9 +84,7 @@ def of_length(n):
     text = tokenizer.decode(ids[1:] if ids[0] == tokenizer.bos_token_id else ids)
     explain(model, tokenizer, 'a first call', passes=4)
     row = dict(tokens=len(tokenizer(text)['input_ids']))
-    row['gradient'] = measured(
-        partial(gradient_times_input, model, tokenizer, [text])
-    )
+    row['gradient'] = measured(partial(gradient_times_input, model, tokenizer, [text]))
     row['four_passes'] = measured(partial(explain, model, tokenizer, text, passes=4))
     return row
 
@@ -101,7 +99,9 @@ def in_process(kind, n):
 def exponent(rows, size, cost):
     "Return the slope of log cost on log size, from the first row to the last."
     first, last = rows[0], rows[-1]
-    return round(math.log(cost(last) / cost(first)) / math.log(size(last) / size(first)), 2)
+    return round(
+        math.log(cost(last) / cost(first)) / math.log(size(last) / size(first)), 2
+    )
 
 
 def main():
@@ -124,12 +124,16 @@ def main():
     for job in ('stream', 'summary', 'again'):
         if len(rows['numbers']) > 1:
             exponents[job] = exponent(
-                rows['numbers'], lambda r: r['texts'], lambda r, job=job: r[job]['seconds']
+                rows['numbers'],
+                lambda r: r['texts'],
+                lambda r, job=job: r[job]['seconds'],
             )
     for job in ('gradient', 'four_passes'):
         if len(rows['lengths']) > 1:
             exponents[job] = exponent(
-                rows['lengths'], lambda r: r['tokens'], lambda r, job=job: r[job]['seconds']
+                rows['lengths'],
+                lambda r: r['tokens'],
+                lambda r, job=job: r[job]['seconds'],
             )
     print(exponents)
     if args.write:
