@@ -163,16 +163,16 @@ def _call_by_target(method, batch, targets, options):
     if (F.pad(mask, (1, 1)).diff().abs().sum(1) != 2).any():
         raise ValueError("attention_mask must be 1 at consecutive tokens of each row")
     lengths = mask.sum(1).tolist()
-    found = [None] * len(targets)
+    by_row = [None] * len(targets)
     for (target, _), rows in group_by_target(list(zip(targets, lengths))):
         texts = [{k: v[r, mask[r] == 1][None] for k, v in batch.items()} for r in rows]
         with torch.enable_grad():  # Captum's metrics have gradients off
             result = method(texts, target, **options)
         check_finite(result.values)
         for r, scores in zip(rows, result.scores.detach()):
-            found[r] = scores
-    padded = found[0].new_zeros(*mask.shape, *found[0].shape[1:])
-    padded[mask.to(padded.device) == 1] = torch.cat(found)
+            by_row[r] = scores
+    padded = by_row[0].new_zeros(*mask.shape, *by_row[0].shape[1:])
+    padded[mask.to(padded.device) == 1] = torch.cat(by_row)
     return padded
 
 # %% ../nbs/lib/interop.ipynb #0000001e

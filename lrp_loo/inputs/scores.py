@@ -258,9 +258,9 @@ class Scores:
         kinds = (torch.Tensor, torch.Tensor, Readout)
         parts = (self.scores, self.values, self.readout)
         if not all(map(isinstance, parts, kinds)):
-            given = ', '.join(type(part).__name__ for part in parts)
+            names = ', '.join(type(part).__name__ for part in parts)
             raise TypeError(
-                f"Scores takes two tensors, scores and values, and a Readout; got {given}"
+                f"Scores takes two tensors, scores and values, and a Readout; got {names}"
             )
         if self.info is None or isinstance(self.info, dict):
             info = self.info or {}

@@ -135,9 +135,9 @@ def output_field(
     "Return the tensor that holds the target; raise ValueError if there is none."
     if torch.is_tensor(outputs):
         return outputs
-    found = _field_name(outputs, name)
-    if found is not None:
-        return _field(outputs, found)
+    field_name = _field_name(outputs, name)
+    if field_name is not None:
+        return _field(outputs, field_name)
     part, fields = 'out[0]', ''
     if isinstance(outputs, Mapping) and outputs:
         part = f'out[{next(iter(outputs))!r}]'

@@ -257,8 +257,7 @@ class _MethodCall:
             return
         n_rows = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
         n = text.enc['input_ids'].shape[1] - n_rows + 1
-        number = range(n) if text.units is None else text.units.number[:n].tolist()
-        if number[0] >= 0 and len(set(number)) == 1:
+        if unit_members(self.model, text.enc, text.units)[:, :n].all(1).any():
             raise ValueError(
                 "without its only token or unit nothing is left of this text for the"
                 " model to read; give a longer text or smaller units, or a special token"
@@ -267,11 +266,10 @@ class _MethodCall:
 
     def content_mask(self, text, target):
         "Return the mask of all content tokens, or None (see `content_mask`)."
-        n = len(unit_members(self.model, text.enc, text.units))
-        is_content = content_units(self.tokenizer, text.enc, text.units, n)
-        if text.content is not None:
-            is_content &= content_entries(text.content, text.units)
-        return content_mask(self.model, text.enc, target, text.units, is_content)
+        enc, units = text.enc, text.units
+        n = len(unit_members(self.model, enc, units))
+        is_content = content_units(self.tokenizer, enc, units, n, text.content)
+        return content_mask(self.model, enc, target, units, is_content)
 
     def scores(self, texts, target):
         "Return the method's checked `Scores` of a batch."

@@ -264,9 +264,9 @@ def check_function_call(
             " only answers; take explain(function, None, texts, units='word'), exact LOO,"
             " with passes= within a budget"
         )
-    given = {k: v for k, v in of_models.items() if v is not None and v is not False}
-    given |= {k: v for k, v in options.items() if k not in _OPTIONS}
-    for name, value in given.items():
+    refused = {k: v for k, v in of_models.items() if v is not None and v is not False}
+    refused |= {k: v for k, v in options.items() if k not in _OPTIONS}
+    for name, value in refused.items():
         raise TypeError(
             f"{name}={value!r} is of a model, and a function has its own; leave it out"
             f" (a function takes units, target, batch_size, {', '.join(_OPTIONS)})"

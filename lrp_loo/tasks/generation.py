@@ -167,12 +167,11 @@ def _generate(model, tokenizer, prompt, enc, max_new_tokens):
     number of a pipeline, or 20.
     """
     whole_number('max_new_tokens', 20 if max_new_tokens is None else max_new_tokens)
-    if max_new_tokens is None:
-        own = generation_settings(getattr(tokenizer, 'source', None))
-        n_total = own.get('max_length') or enc['input_ids'].shape[1] + 20
-        rest = max(1, n_total - enc['input_ids'].shape[1])
-        max_new_tokens = own.get('max_new_tokens') or rest
     inputs, n_before = enc, enc['input_ids'].shape[1]
+    if max_new_tokens is None:
+        defaults = generation_settings(getattr(tokenizer, 'source', None))
+        rest = (defaults.get('max_length') or n_before + 20) - n_before
+        max_new_tokens = defaults.get('max_new_tokens') or max(1, rest)
     settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
     if isinstance(model, EncoderDecoder):
         ids, decoded = enc['input_ids'], enc['tower_ids'][0] == 1
@@ -247,8 +246,8 @@ def explain_generation(
         units = None
     else:  # each generated token is its own unit
         by_passage = isinstance(units, str) and units == 'passage'
-        own = spans if by_passage else prompt.shifted(units)
-        units = text_units(tokenizer, before, prompt.start, own, spans)
+        of_prompt = spans if by_passage else prompt.shifted(units)
+        units = text_units(tokenizer, before, prompt.start, of_prompt, spans)
         if by_passage:
             units = replace(units, names=_labels(units.names))
         number = torch.cat([units.number, torch.arange(n) + len(units)])
@@ -489,7 +488,7 @@ def attribute_context(
     of_prompt = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
     if labels:
         of_prompt = replace(of_prompt, names=labels)
-    given = options
+    options_of_sets = options
     if labels and method == 'auto':
         options = dict(passes=None) | options
     prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
@@ -510,7 +509,7 @@ def attribute_context(
         maps, each = [_difference(*maps)], [[first, second._replace(sign=-1)]]
     for a, of_map in zip(maps, each if sets is not None else []):
         call = (model, tokenizer, a, of_map, sets)
-        a.info |= sets_of_units(*call, as_method(method).run, given)
+        a.info |= sets_of_units(*call, as_method(method).run, options_of_sets)
     return maps[0] if answer_units is None else Comparison(maps)
 
 # %% ../../nbs/lib/tasks_generation.ipynb #0000001c
