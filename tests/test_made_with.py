@@ -13,7 +13,8 @@ import torch.distributed as dist
 from lrp_loo import attribute_context, compare, explain
 from lrp_loo import explain_generation, explain_pairs, load, load_demo, load_model
 from lrp_loo import summarize
-from lrp_loo.models.structure import model_digest, name_of_model, provenance
+from lrp_loo.core.files import digest
+from lrp_loo.models.structure import name_of_model, provenance
 
 TWO = THREE[:2]
 
@@ -33,17 +34,17 @@ def test_the_model_and_the_options_are_noted(demo, tmp_path):
         *demo, TEXTS[0], 'attn_lrp', bypass_softmax=range(3, 6), batch_size=2
     )
     assert a.info['model'] == 'minilm-sst2'
-    assert a.info['weights'] == model_digest(demo[0])[:8]
+    assert a.info['weights'] == digest(demo[0])[:8]
     assert a.info['options'] == dict(bypass_softmax=[3, 4, 5])
     assert a.called == 'attn_lrp(bypass_softmax=[3, 4, 5])'
     for part in demo:
         part.save_pretrained(tmp_path / 'mine')
     model, *_ = load_model(tmp_path / 'mine')
-    assert model_digest(model)[:8] == model_digest(demo[0])[:8]
+    assert digest(model)[:8] == digest(demo[0])[:8]
     assert name_of_model(model) == 'mine'  # and not the way there
     model = copy.deepcopy(model)
     del model.base_model.encoder.layer[5]
-    assert model_digest(model)[:8] != model_digest(demo[0])[:8]
+    assert digest(model)[:8] != digest(demo[0])[:8]
 
 
 def test_any_option_can_be_kept(demo, tmp_path):
@@ -75,7 +76,7 @@ def test_a_file_keeps_it_and_it_is_shown(demo, tmp_path):
 
 def test_two_models_or_a_bypass_in_one_summary_are_refused_by_name(demo, other):
     own = explain(*demo, TEXTS[:2], 'attn_lrp')
-    marks = [model_digest(m)[:8] for m, _ in (demo, other)]
+    marks = [digest(m)[:8] for m, _ in (demo, other)]
     with pytest.raises(ValueError, match=f'{marks[0]}.*{marks[1]}'):
         summarize(own + explain(*other, TEXTS[:2], 'attn_lrp'), min_count=1)
     says = r'attn_lrp and attn_lrp\(bypass_softmax=\[1\]\)'
@@ -97,13 +98,13 @@ def test_a_comparison_names_two_models_and_no_r_between_them(demo, other):
 
 def test_every_call_notes_it(demo):
     model, tokenizer = load_demo('reviews')
-    mark = model_digest(model)[:8]
+    mark = digest(model)[:8]
     said = explain_generation(model, tokenizer, 'The film', max_new_tokens=2)
     assert {a.info['weights'] for a in said} == {mark}
     a = attribute_context(model, tokenizer, 'It is dull. It ends.', 'good', 'Is it?')
     assert a.info['weights'] == mark
     (pairs,) = explain_pairs(*demo, TEXTS[:1])
-    assert pairs.main.info['weights'] == model_digest(demo[0])[:8]
+    assert pairs.main.info['weights'] == digest(demo[0])[:8]
 
 
 @pytest.mark.parametrize('how', ['meta', 'to cpu', 'sharded'])

@@ -30,7 +30,6 @@ from lrp_loo.core.files import append_line, digest, locked, whole_file
 from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.evaluate.audit import verdict
-from lrp_loo.models.structure import model_digest
 from lrp_loo.reports.summary import summarize_texts
 
 QUIET = dict(progress=False)
@@ -411,10 +410,10 @@ def test_groups_that_are_none_are_refused_before_a_text_is_explained(small, by_c
 
 def test_a_digest_is_of_the_content_alone(small, tokenizer, tmp_path):
     model = small[0]
-    before = model_digest(model), digest(tokenizer)
+    before = digest(model), digest(tokenizer)
     explain(model, tokenizer, OPINIONS, 'attn_lrp')
     tokenizer(OPINIONS, padding=True, truncation=True, max_length=7)
-    assert (model_digest(model), digest(tokenizer)) == before
+    assert (digest(model), digest(tokenizer)) == before
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     loaded = [type(part).from_pretrained(tmp_path) for part in (model, tokenizer)]

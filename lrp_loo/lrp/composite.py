@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, Union
 import torch
 from torch import nn
 
+from ..core.arguments import one_of
 from ..models.attention import operation_name
 
 # %% ../../nbs/lib/lrp_composite.ipynb #00000006
@@ -109,11 +110,7 @@ class Composite:
 
     def __post_init__(self):
         for setting, choices in _SETTINGS.items():
-            value = getattr(self, setting)
-            if value not in choices:
-                raise ValueError(
-                    f"{setting}={value!r} is not known; take one of {choices}"
-                )
+            one_of(setting, getattr(self, setting), choices)
         if not isinstance(self.eps, Real) or not 0 <= self.eps <= MAX_EPS:
             raise ValueError(
                 f"eps must be a number from 0 to {MAX_EPS:g}, got {self.eps!r}"

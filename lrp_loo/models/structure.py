@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FAMILIES', 'N_SAMPLES', 'UNRECORDED_OPTIONS', 'walk_once', 'cached_in_call', 'all_modules', 'device_of',
            'is_transformers', 'pretrained_parts', 'unwrapped_model', 'forward_arguments', 'InputNames', 'input_names',
-           'input_embeddings', 'embedding_modules', 'position_offset', 'describe_model', 'model_digest',
-           'name_of_model', 'Layers', 'is_attention_name', 'layers_of', 'n_layers', 'Family', 'family_of', 'Proofs',
-           'calls_are_intercepted', 'proofs_of', 'tried_once', 'provenance']
+           'input_embeddings', 'embedding_modules', 'position_offset', 'describe_model', 'name_of_model', 'Layers',
+           'is_attention_name', 'layers_of', 'n_layers', 'Family', 'family_of', 'Proofs', 'calls_are_intercepted',
+           'proofs_of', 'tried_once', 'provenance']
 
 # %% ../../nbs/lib/models_structure.ipynb #00000002
 import contextlib
@@ -167,8 +167,8 @@ def describe_model(
     model: nn.Module,  # a transformers model
     name: str = '',  # name of the model
 ) -> dict:
-    """Return name, class, layers, width, number of parameters and the `model_digest`
-    (`sha256`); `stored_as` is the rounding of the weights.
+    """Return name, class, layers, width, number of parameters and `sha256`, the `digest`
+    of all that decides the model's numbers; `stored_as` is the rounding of the weights.
     """
     config = getattr(model, 'config', None)
     rounding = getattr(config, 'stored_as', None)
@@ -178,17 +178,9 @@ def describe_model(
         layers=getattr(config, 'num_hidden_layers', None),
         width=getattr(config, 'hidden_size', None),
         parameters=sum(p.numel() for p in model.parameters()),
-        sha256=model_digest(model),
+        sha256=digest(model),
         **(dict(stored_as=rounding) if rounding else {}),
     )
-
-
-def model_digest(model: nn.Module) -> str:
-    """Return a hash, 16 hexadecimal digits, of all that decides a model's numbers: all
-    weights and buffers with their dtype, the fields, hooks and code of its modules,
-    config, adapters and attention implementation; not its name.
-    """
-    return digest(model)
 
 
 def name_of_model(model: nn.Module) -> str:
@@ -465,7 +457,7 @@ def provenance(model: torch.nn.Module, options: dict) -> dict:
     stored = {k: v for k, v in options.items() if k not in UNRECORDED_OPTIONS}
     outcomes = _record_of(model).outcomes
     if 'digest' not in outcomes:
-        outcomes['digest'] = model_digest(model)
+        outcomes['digest'] = digest(model)
     info = dict(model=name_of_model(model), weights=outcomes['digest'][:8])
     if stored:
         info['options'] = json.loads(json.dumps(stored, default=as_json))
