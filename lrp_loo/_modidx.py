@@ -1231,6 +1231,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'lrp_loo/models/encoding.py')},
             'lrp_loo.models.loading': { 'lrp_loo.models.loading.Base': ('lib/models_loading.html#base', 'lrp_loo/models/loading.py'),
                                         'lrp_loo.models.loading.Demo': ('lib/models_loading.html#demo', 'lrp_loo/models/loading.py'),
+                                        'lrp_loo.models.loading._cached_folder': ( 'lib/models_loading.html#_cached_folder',
+                                                                                   'lrp_loo/models/loading.py'),
                                         'lrp_loo.models.loading._classes': ( 'lib/models_loading.html#_classes',
                                                                              'lrp_loo/models/loading.py'),
                                         'lrp_loo.models.loading._source': ('lib/models_loading.html#_source', 'lrp_loo/models/loading.py'),

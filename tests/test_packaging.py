@@ -51,7 +51,7 @@ def wheel(tmp_path_factory):
 
 
 def test_the_wheel_holds_the_package_and_no_more(wheel):
-    assert wheel.stat().st_size < 14 * 2**20
+    assert wheel.stat().st_size < 10 * 2**20
     packed = zipfile.ZipFile(wheel)
     names = set(packed.namelist())
     package = {p.relative_to(ROOT).as_posix() for p in tracked('lrp_loo/**/*')}

