@@ -16,7 +16,7 @@ from lrp_loo import audit, explain, load_demo
 from lrp_loo.cli import main
 from lrp_loo.core.stats import agreement
 from lrp_loo.evaluate.sweep import read_sweep, sweep
-from lrp_loo.loo.precision import LEAST_UNITS, multiplies_bfloat16
+from lrp_loo.loo import LEAST_UNITS, multiplies_bfloat16
 from lrp_loo.models.call import computed_in
 from lrp_loo.models.encoding import encode
 
@@ -183,7 +183,7 @@ def test_nothing_stays_behind():
 
 PROGRAM = """
 import torch
-from lrp_loo.loo.precision import multiplies_bfloat16
+from lrp_loo.loo import multiplies_bfloat16
 print(multiplies_bfloat16(torch.device('cpu')))
 """
 LIMITS = [('ATEN_CPU_CAPABILITY', 'default'), ('ONEDNN_MAX_CPU_ISA', 'AVX512_CORE')]
@@ -206,9 +206,9 @@ def test_limits_of_onednn_count(monkeypatch, name, value):
 
 @pytest.mark.parametrize('has_hardware', [True, False])
 def test_auto_follows_the_rule_and_says_so(monkeypatch, has_hardware):
-    from lrp_loo.loo import precision
+    from lrp_loo import loo
 
-    monkeypatch.setattr(precision, 'multiplies_bfloat16', lambda device: has_hardware)
+    monkeypatch.setattr(loo, 'multiplies_bfloat16', lambda device: has_hardware)
     model, tokenizer = load_demo('sst2')
     long, short = f'{TEXT} {TEXT}', 'Not bad at all.'
     maps = explain(model, tokenizer, [long, short], 'loo', precision='auto')
@@ -224,9 +224,9 @@ def test_auto_follows_the_rule_and_says_so(monkeypatch, has_hardware):
 
 
 def test_auto_leaves_a_model_of_another_precision_as_it_is(tokenizer, monkeypatch):
-    from lrp_loo.loo import precision
+    from lrp_loo import loo
 
-    monkeypatch.setattr(precision, 'multiplies_bfloat16', lambda device: True)
+    monkeypatch.setattr(loo, 'multiplies_bfloat16', lambda device: True)
     for dtype in (torch.bfloat16, torch.float64):
         model = random_bert(dtype=dtype)
         a = explain(model, tokenizer, TEXT, 'loo', precision='auto')[0]

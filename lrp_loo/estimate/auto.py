@@ -22,9 +22,8 @@ from ..inputs.scores import ROUNDING, GeneratedReadout, Scores, differs
 from ..inputs.scores import spread
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
-from ..loo import many_loo
+from ..loo import bfloat16_passes, many_loo
 from ..loo.engines import WholeText, read_variants
-from ..loo.precision import bfloat16_passes
 from ..loo.removals import Removal, as_removal, fill_id
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
 from ..loo.states import states_differ, why_no_states

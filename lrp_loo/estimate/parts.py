@@ -91,18 +91,15 @@ class PartsOfText:
     @torch.no_grad()
     def first_order(self) -> torch.Tensor:  # (n_groups, T)
         "Return each group's activations times their gradient, per position."
-        terms = []
-        for group in self.parts.groups:
+        terms = [0] * len(self.parts)
+        for i, group in enumerate(self.parts.groups):
             switches = chain(*map(self.places.switches, group))
-            terms.append(sum(self._term(*s) for s in dict.fromkeys(switches)))
+            for layer, kind, head in dict.fromkeys(switches):
+                product = self.tensors[layer, kind] * self.gradients[layer, kind]
+                n = self.places.n_heads if kind == 'head' else 1
+                by_head = product.reshape(-1, n, product.shape[-1] // n)
+                terms[i] = terms[i] + by_head[:, head].sum(-1)
         return torch.stack(terms)
-
-    def _term(self, layer, kind, head):
-        product = self.tensors[layer, kind] * self.gradients[layer, kind]
-        if kind == 'head':
-            n = self.places.n_heads
-            return product.reshape(-1, n, product.shape[-1] // n)[:, head].sum(-1)
-        return product.reshape(-1, product.shape[-1]).sum(-1)
 
     @torch.no_grad()
     def through_layer(self) -> torch.Tensor:  # (n_groups,)

@@ -29,7 +29,7 @@ from .rows import rows_of_texts
 from ..inputs.call import CallInputs, as_list, group_by_target
 from ..inputs.targets import TargetOf, fix_index
 from ..inputs.units import Units
-from ..loo.precision import uses_bfloat16
+from ..loo import uses_bfloat16
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import explain_batch
 from ..methods.functions import check_function_call, explain_function

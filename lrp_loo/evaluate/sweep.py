@@ -31,7 +31,7 @@ from ..records.results import Results, read_results
 from .rows import call_parts, method_digests
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
-from ..loo.precision import uses_bfloat16
+from ..loo import uses_bfloat16
 from ..methods.table import as_methods
 from ..models.encoding import as_texts, is_encoding
 from ..models.loading import load_model

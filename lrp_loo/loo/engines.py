@@ -407,8 +407,8 @@ def _read_in_batches(texts, n_rows):
 
 
 def _are_right(results):
-    """Compare the shortest text, the longest and a random one with the model's own
-    forward, unless that was shown for as long a text before.
+    """Compare f(x) and a random variant of the shortest text, the longest and a random
+    one with the model's own forward, unless that was shown for as long a text before.
     """
     texts = list(results)  # by length
     if not texts:
@@ -422,21 +422,15 @@ def _are_right(results):
         return True
     drawn = texts[random_choice(longest.enc, len(texts))]
     for text in dict.fromkeys([texts[-1], texts[0], drawn]):
-        if not _is_right(text, results[text]):
+        result, whole = results[text], replace(text.whole, target=results[text].readout)
+        whole.output = plain_forward(model, whole.enc)
+        variants = Variants(whole, text.keep[text.inverse], text.options)
+        is_same = not differs(result.value, whole.value, whole.scale)
+        if not (is_same and variants.is_read_alone(result.values)):
             states_differ(model)
             return False
     proofs.add_length(claim, n)
     return True
-
-
-def _is_right(text, result):
-    "Compare f(x) and a random variant with the model's own forward."
-    whole = replace(text.whole, target=result.readout)
-    whole.output = plain_forward(whole.model, whole.enc)
-    if differs(result.value, whole.value, whole.scale):
-        return False
-    variants = Variants(whole, text.keep[text.inverse], text.options)
-    return variants.is_read_alone(result.values)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from lrp_loo import (
 )
 from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.core.stats import agreement
-from lrp_loo.loo.precision import multiplies_bfloat16
+from lrp_loo.loo import multiplies_bfloat16
 
 OUT = Path(__file__).parents[1] / 'results' / 'precision.json'
 PROMPT = 'The film starts slowly, but the last act is a quiet triumph. I would say that'
