@@ -202,8 +202,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'lrp_loo/estimate/one_pass.py'),
                                            'lrp_loo.estimate.one_pass._Pass.forward': ( 'lib/estimate_one_pass.html#_pass.forward',
                                                                                         'lrp_loo/estimate/one_pass.py'),
-                                           'lrp_loo.estimate.one_pass._Pass.fused_calls': ( 'lib/estimate_one_pass.html#_pass.fused_calls',
-                                                                                            'lrp_loo/estimate/one_pass.py'),
                                            'lrp_loo.estimate.one_pass._Pass.next_batch': ( 'lib/estimate_one_pass.html#_pass.next_batch',
                                                                                            'lrp_loo/estimate/one_pass.py'),
                                            'lrp_loo.estimate.one_pass._Pass.receive': ( 'lib/estimate_one_pass.html#_pass.receive',

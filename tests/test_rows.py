@@ -32,7 +32,7 @@ def effects(model, enc, rows, removed, target=None):
     "f(x) minus f without each unit, these rows computed anew; the rows that are read."
     whole, stored = WholeText(model, enc, target), StoredText.read(model, enc)[0]
     values = stored.values(rows, removed, whole.readout)
-    return whole.value - values, rows_read(model, enc, whole.readout)
+    return whole.value - values, rows_read(model, enc, whole.readout)[0]
 
 
 def close(a, b, tol=1e-4):
@@ -206,9 +206,9 @@ def test_kept_rows_add_what_their_attention_gives_to_first_order(
     model = unlisted_model('MPNetForSequenceClassification', 0.2)
     model = random_model(family, task, 'sdpa') if family != 'MPNet' else model
     enc = random_inputs(model, 12)
-    terms, causal = removal_pass(model, enc, stores_calls=True), is_causal(model)
+    terms, causal = removal_pass(model, enc), is_causal(model)
     removed = torch.eye(12, dtype=torch.bool)
-    read = rows_read(model, enc, terms.readout)
+    read, _ = rows_read(model, enc, terms.readout)
     every = changed_rows(~removed, read, causal)
     some = choose_rows(terms.spread[0].T, every, read, n_rows)
     units = some.any(1)
@@ -245,11 +245,9 @@ def test_a_unit_needs_no_row_but_its_own_and_the_one_that_is_read(name):
     text = f'{SENTENCE} And so it went on, and on, and on, until the lights came up.'
     enc = encode(model, tokenizer, text)
     units = text_units(tokenizer, enc, text, [(0, 4), (6, 12)])
-    (first,), terms = first_estimates(
-        model, tokenizer, [enc], None, [units], stores_calls=True
-    )
+    (first,), terms = first_estimates(model, tokenizer, [enc], None, [units])
     (estimate,) = spend([first], 0, terms)
-    n, read = len(units.number), rows_read(model, enc, estimate.whole.readout)
+    n, (read, _) = len(units.number), rows_read(model, enc, estimate.whole.readout)
     assert estimate.read == read
     assert int(estimate.changed.all(0).sum()) > len(read)
     spread = terms.spread[0, :n, : len(units)].T
@@ -261,7 +259,7 @@ def test_a_unit_needs_no_row_but_its_own_and_the_one_that_is_read(name):
 def test_attention_of_another_layer_is_noticed(family, task):
     model = random_model(family, task, 'sdpa')
     enc = random_inputs(model, 12)
-    first, terms = first_estimates(model, None, [enc], None, stores_calls=True)
+    first, terms = first_estimates(model, None, [enc], None)
     (e,) = spend(first, 0, terms)
     wrong = terms._replace(attention=terms.attention[::-1])
     assert not rows_are_right(wrong, 0, e)
@@ -274,7 +272,7 @@ def test_rows_are_added_until_the_estimate_is_exact(name):
     model, tokenizer = shallow_demo(name)
     enc = encode(model, tokenizer, SENTENCE)
     (loo,) = many_loo(model, [enc])
-    first, terms = first_estimates(model, tokenizer, [enc], None, stores_calls=True)
+    first, terms = first_estimates(model, tokenizer, [enc], None)
     (e,), off = spend(first, 1, terms), []
     while not e.exact[e.is_content].all():
         before, e = e, refined(e, 5)

@@ -27,7 +27,6 @@ from ..inputs.units import Units
 from ..loo.engines import WholeText
 from ..loo.removals import EncodedText, check_hidden
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
-from ..loo.states import why_no_states
 from ..models.encoding import attended_tokens, special_mask
 from ..models.structure import n_layers
 
@@ -240,21 +239,12 @@ def rows_of_text(
     """Return the rows that the explained number is read from; or None, and why the rows
     of this text cannot be computed one by one.
     """
-    model, enc = whole.model, whole.enc
-    if 'input_ids' not in enc:
-        return None, 'it is an image'
-    if reason := why_no_states(model):
+    model = whole.model
+    read, reason = rows_read(model, whole.enc, whole.readout)
+    if read is None:
         return None, reason
     if not stored.is_complete:
         return None, 'some layers did not store the keys and values of every token'
-    read = rows_read(model, enc, whole.readout)
-    if read is None:
-        return None, (
-            'the text has masked tokens, other inputs or more tokens than a window of'
-            ' attention, or the number is not read at the last token of a decoder (or'
-            ' by a function with `n_rows`, the number of last rows that it uses), or at'
-            " the first token of an encoder's classifier"
-        )
     if removed[:, : read[0] + 1 if is_causal(model) else None].all(1).any():
         return None, 'without one of the units a row would see no token'
     return read, ''
@@ -267,12 +257,11 @@ def first_estimates(
     target: OneTarget,  # see `as_target`
     units: list[Units | None] | None = None,  # units of each text
     content: list[torch.Tensor | None] | None = None,  # (T,) bool: narrower content
-    stores_calls: bool = False,  # see `removal_pass`
 ) -> tuple[list[Estimate], RemovalTerms]:
     "Run one gradient pass; return each text's estimate, and the terms of the pass."
     units, content = (x or [None] * len(encs) for x in (units, content))
     batch = pad_batch(tokenizer, encs)
-    terms = removal_pass(model, batch, target, units, stores_calls=stores_calls)
+    terms = removal_pass(model, batch, target, units)
     scores, spread = terms.terms.sum(1).cpu(), terms.spread.mT.cpu()
     noise = NOISE if n_layers(model) <= SHALLOW else DEEP_NOISE
     removed = [unit_members(model, *text) for text in zip(encs, units)]
@@ -287,9 +276,7 @@ def first_estimates(
         is_content = content_units(tokenizer, enc, unit, n, content[i]).cpu()
         slope = SLOPE * log_odds(whole.readout, float(whole.value))
         row_spread, changed = spread[i, :n, :n_tokens], torch.ones_like(members)
-        read, why_no_rows = None, ''
-        if stores_calls:
-            read, why_no_rows = rows_of_text(whole, terms.stored, members)
+        read, why_no_rows = rows_of_text(whole, terms.stored, members)
         if read is not None:
             changed = changed_rows(~members, read, is_causal(model))
         arguments = (slope, noise, scores[i, :n], row_spread, changed, read)

@@ -46,8 +46,8 @@ def exact_passes(
     members: torch.Tensor,  # (n_units, T) bool: the tokens of each unit
 ) -> float:
     "Return the forward passes over the text that exact LOO by attention mask takes."
-    read = rows_read(model, enc, target) if is_causal(model) else None
-    if read is None:
+    read, _ = rows_read(model, enc, target)
+    if read is None or not is_causal(model):
         return 1 + len(members)
     return 1 + float(changed_rows(~members, read, True).sum()) / members.shape[1]
 
@@ -60,7 +60,7 @@ def affordable_passes(
 ) -> float:
     "Return the passes of exact LOO that take no longer than the estimate."
     more, row_time = passes - GRADIENT_PASS, 1
-    if more > 0 and rows_read(model, enc, target) is not None:
+    if more > 0 and rows_read(model, enc, target)[0] is not None:
         row_time = PADDED_ROW_TIME if is_causal(model) else ROW_TIME
     # the passes after a gradient pass have fixed costs of their own
     return GRADIENT_TIME + row_time * more + (more > 0)
@@ -150,7 +150,7 @@ def refined(
     )
     if by_rows > by_units:
         arguments = (whole.model, whole.enc, whole.readout, [estimate.units])
-        terms = removal_pass(*arguments, stores_calls=True)
+        terms = removal_pass(*arguments)
         return add_rows([begun], passes - spent, terms)[0]
     if spent:
         whole.stored, _ = StoredText.read(whole.model, whole.enc)
@@ -240,7 +240,7 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
             f" {GRADIENT_PASS}: a gradient pass; {advice}"
         )
     try:
-        arguments = (encs, target, units, content, True)
+        arguments = (encs, target, units, content)
         estimates, terms = first_estimates(model, tokenizer, *arguments)
     except ValueError as e:
         # an error of exact LOO has its own message

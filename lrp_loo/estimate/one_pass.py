@@ -132,10 +132,9 @@ _QKV = ('query', 'key', 'value')
 class _FusedCalls(AttentionMode):
     "The fused attention calls of a pass, in their order."
 
-    def __init__(self, receive, stores_calls):
+    def __init__(self, receive):
         super().__init__()
         self.receive = receive  # called with (index, ∂f/∂O, ∂f/∂A, A)
-        self.stores_calls = stores_calls
         self.weights = []  # A of the eager calls in this context
         self.queries = []
         self.calls = []  # the same calls without their history
@@ -163,9 +162,8 @@ class _FusedCalls(AttentionMode):
         self.shapes[index] = (*q.shape[:-1], fused.key.shape[-2])
         self.positions[index] = POSITIONS.get()
         self.queries.append(q)
-        if self.stores_calls:
-            detached = (x.detach() for x in (q, fused.key, fused.value))
-            self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
+        detached = (x.detach() for x in (q, fused.key, fused.value))
+        self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
         return _AttentionWithoutMaps.apply(
             q, fused.keys, fused.values, bias, fused, partial(self.receive, index)
         )
@@ -189,9 +187,8 @@ class _Pass:
     the last call to the first. Calls have indices in the order of layers.
     """
 
-    def __init__(self, model, inputs, units, stores_calls):
+    def __init__(self, model, inputs, units):
         self.model, self.inputs, self.batch = model, inputs, inputs.inputs
-        self.stores_calls = stores_calls
         self.is_text = 'input_ids' in self.batch
         # (batch, T, n_units) 0 or 1; None: every token is a unit
         self.members = None
@@ -202,6 +199,7 @@ class _Pass:
         self.excluded, self.attended_by_others = {}, set()
         self.batches = []  # sums of finished batches
         self.calls, self.gradients = [], {}  # attention, and ∂f/∂O of each call
+        self.layer_inputs = []  # what enters the first layer of a known model
         if self.is_text and any(u is not None for u in units or ()):
             T = self.batch['input_ids'].shape[1]
             n = max(T if u is None else len(u) for u in units)
@@ -281,8 +279,7 @@ class _Pass:
         """
         self.exclude_own_rows(dO, index)
         self.add_heads(index, g, A)
-        if self.stores_calls:
-            self.gradients[index] = dO
+        self.gradients[index] = dO
 
     def next_batch(self):
         "Store the sums of the current batch, and reset them."
@@ -317,12 +314,9 @@ class _Pass:
         rules.attention.clear()  # the recorded logits are not needed any more
         return out, weights
 
-    def fused_calls(self):
-        return _FusedCalls(self.receive, self.stores_calls)
-
     def run(self, target):
         "Run one backward pass through all layers; return explained numbers, readout."
-        calls, states, outputs = self.fused_calls(), [], []
+        calls, states, outputs = _FusedCalls(self.receive), [], []
         self.positions = calls.positions
         if isinstance(target, GeneratedReadout):
             out, weights = self.forward(gradient())
@@ -332,13 +326,13 @@ class _Pass:
         else:  # a known model: noting operations takes a third of a short pass
             family = family_of(self.model)
             is_eager = family is not None and family.position_bias is not None
-            stores = is_eager and self.stores_calls
-            hooks = projection_hooks(self.model, states, outputs) if stores else []
+            hooks = projection_hooks(self.model, states, outputs) if is_eager else []
+            hooks += input_hooks(self.model, self.layer_inputs)
             with calls, forward_hooks(hooks):
                 out, weights = self.inputs.output(self.model), calls.weights
         # of calls of both kinds the order is unknown
         if not calls.is_complete or calls.queries and weights:
-            calls = self.fused_calls()
+            calls = _FusedCalls(self.receive)
             out, weights = self.forward(gradient())
         self.calls = calls.calls
         readout = as_readout(target, out, self.batch)
@@ -412,8 +406,6 @@ def removal_pass(
     units: list[Units | None] | None = None,
     # (n, T) bool: what is left of one text, for a batch of n; None: all
     keep: torch.Tensor | None = None,
-    # True: return each attention call and what enters the layers, for `row_effects`
-    stores_calls: bool = False,
 ) -> RemovalTerms:
     "Run one forward and one backward pass; return the effect of removing each unit."
     if not getattr(model, 'allows_other_inputs', False):
@@ -423,17 +415,16 @@ def removal_pass(
         if keep is not None:
             is_attended = batch.get('attention_mask', keep) == 1
             of_model = AttentionMask().inputs(model, batch, keep & is_attended)
-        one_pass, inputs = _Pass(model, of_model, units, stores_calls), []
-        stores_input = stores_calls and 'input_ids' in batch
+        one_pass = _Pass(model, of_model, units)
         with (
             read_row_only(model, target),
-            forward_hooks(input_hooks(model, inputs) if stores_input else []),
             watch_embeddings(model) as one_pass.embeddings,
         ):
             values, readout = one_pass.run(target)
     terms, squares = one_pass.terms().unbind(-1)
     calls, of_outputs = one_pass.calls, one_pass.gradients
-    stored = StoredText(model, batch, [(c.key, c.value) for c in calls], inputs[:1])
+    states, inputs = [(c.key, c.value) for c in calls], one_pass.layer_inputs[:1]
+    stored = StoredText(model, batch, states, inputs)
     attention = [(call, of_outputs.get(i)) for i, call in enumerate(calls)]
     others = (readout, squares.sqrt(), stored, attention)
     return RemovalTerms(terms, values.detach(), *others)

@@ -155,8 +155,9 @@ class Variants:
     def rows(self) -> torch.Tensor | None:  # (n, T) bool
         "Return the rows that stored states compute; None if they cannot."
         whole, options = self.whole, self.options
-        can_skip = options.removal.by_mask and options.dtype is None
-        read = rows_read(whole.model, whole.enc, whole.target) if can_skip else None
+        if not options.removal.by_mask or options.dtype is not None:
+            return None
+        read, _ = rows_read(whole.model, whole.enc, whole.target)
         if read is None:
             return None
         causal = is_causal(whole.model)

@@ -110,23 +110,34 @@ def rows_read(
     model: torch.nn.Module,  # any model
     enc: dict[str, torch.Tensor],  # one encoded text or image
     target: OneTarget,  # see `as_target`, or a `Readout`
-) -> list[int] | None:  # None: they are not known, or no states are stored
-    "Return the rows of the text that the explained number is read from."
-    has_tokens = 'input_ids' in enc and enc.keys() <= PER_TOKEN
-    if not has_tokens or attended_tokens(enc) is not None or why_no_states(model):
-        return None
+) -> tuple[list[int] | None, str]:
+    """Return the rows of the text that the explained number is read from; or None, and
+    why they are not known, or no states are stored.
+    """
+    unknown = (
+        'the text has masked tokens, other inputs or more tokens than a window of'
+        ' attention, or the number is not read at the last token of a decoder (or by a'
+        ' function with `n_rows`, the number of last rows that it uses), or at the first'
+        " token of an encoder's classifier"
+    )
+    if 'input_ids' not in enc:
+        return None, 'it is an image'
+    if not enc.keys() <= PER_TOKEN or attended_tokens(enc) is not None:
+        return None, unknown
+    if reason := why_no_states(model):
+        return None, reason
     target = as_target(target.target if isinstance(target, Readout) else target)
-    is_logits = reads_logits(target)
+    is_logits, n = reads_logits(target), enc['input_ids'].shape[1]
     if not is_causal(model):
-        return [0] if is_logits else None
-    n, n_read = enc['input_ids'].shape[1], 0
-    if (getattr(model.config, 'sliding_window', None) or n) < n:
-        return None  # a window of attention counts rows
+        return ([0], '') if is_logits else (None, unknown)
     if callable(target) and getattr(target, 'from_end', False):
         n_read = getattr(target, 'n_rows', 0)
-    elif is_logits and target.position in (None, -1):
-        n_read = 1
-    return list(range(n - n_read, n)) if 0 < n_read <= n else None
+    else:
+        n_read = int(is_logits and target.position in (None, -1))
+    window = getattr(model.config, 'sliding_window', None) or n  # it counts rows
+    if 0 < n_read <= n <= window:
+        return list(range(n - n_read, n)), ''
+    return None, unknown
 
 # %% ../../nbs/lib/loo_states.ipynb #0000000c
 def changed_rows(

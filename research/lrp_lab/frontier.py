@@ -261,7 +261,7 @@ def error_row(model, tokenizer, enc, target, content) -> dict:
     members = unit_members(model, enc, None)
     passes = exact_passes(model, enc, target, members)
     texts = ([enc], target, [None], [content])
-    (first,), terms = first_estimates(model, tokenizer, *texts, stores_calls=True)
+    (first,), terms = first_estimates(model, tokenizer, *texts)
     (e,) = spend([first], 0, terms)
     own, whole = e.is_content, e.whole
     (loo,) = many_loo(model, [enc], whole.readout)
