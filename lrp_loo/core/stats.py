@@ -150,7 +150,7 @@ def _hall(t, a):
 
 def paired_difference(
     x: np.ndarray,  # (n,) texts under one method
-    y: np.ndarray,  # (n,) the same texts under another
+    y: np.ndarray | float,  # (n,) the same texts under another; or a number
     limits: tuple[float, float] = (-np.inf, np.inf),  # possible values of the mean
 ) -> dict[str, float]:  # mean of x − y, low, high (NaN for fewer than two texts), n
     "Compute the mean difference over texts with its 95 % interval."

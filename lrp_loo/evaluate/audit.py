@@ -298,7 +298,7 @@ def verdict(
     numbers |= dict(n_left_out=n_left_out, n_no_effect=n_no_effect)
     r = r[sorted(r.columns, key=lambda m: -r[m].mean())]
     first = r.iloc[:, 0].to_numpy() if len(r.columns) else np.array([])
-    numbers |= paired_difference(first, np.zeros(len(first)), (-1, 1))
+    numbers |= paired_difference(first, 0.0, (-1, 1))
     counts = {
         'where no single word changes the answer': n_no_effect,
         'where r is not defined for every method': n_left_out,

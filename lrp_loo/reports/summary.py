@@ -514,8 +514,7 @@ class SummaryComparison(Record):
     @property
     def mean_r(self) -> dict[str, float]:
         "Return mean, low, high and n of r over the texts that have an r."
-        r = self.texts.r.to_numpy()
-        return paired_difference(r, np.zeros(len(r)), limits=(-1, 1))
+        return paired_difference(self.texts.r.to_numpy(), 0.0, limits=(-1, 1))
 
     @property
     def headline(self) -> str:
