@@ -91,7 +91,7 @@ def _numbers_at(numbers, name):
 
 # %% ../../nbs/lib/paper_block.ipynb #0000000d
 def _draw_arrows(ax, values, R):
-    "Draw the forward arrows, thick if relevance came back along them."
+    "Draw the forward arrows, thick along the path of the relevance, which flows against them."
     half = BLOCK_BOX[0] / 2
     for start, stop in BLOCK_ARROWS:
         passed = getattr(R, start) is not None
@@ -106,7 +106,7 @@ def _draw_arrows(ax, values, R):
 
 # %% ../../nbs/lib/paper_block.ipynb #0000000e
 def _draw_box(ax, at, text, share):
-    "Draw a box, grey by its share of the output, dashed if that is negative."
+    "Draw a box, grey by its share of the largest number, dashed if negative."
     style = dict(fc=str(1 - 0.4 * min(abs(share or 0.0), 1.0)), ec='black', lw=0.8)
     if share is None:
         style |= dict(ec='0.6')
@@ -123,7 +123,7 @@ def draw_block(values: BlockNumbers, words=('funny', 'down')) -> Figure:
     "Draw an attention block's numbers, and the scores of three methods."
     fig = Figure(figsize=(9.6, 8.8), layout='constrained')
     loo = block_relevance(values, 'removal').words  # exact in one block
-    whole = float(values.O.abs())
+    largest = float(max(values.O.abs(), loo.abs().max()))
     for ax, method in zip(fig.subplots(3), BLOCK_METHODS):
         R = block_relevance(values, method)
         symbol = 'LOO' if method == 'removal' else 'R'
@@ -136,7 +136,7 @@ def draw_block(values: BlockNumbers, words=('funny', 'down')) -> Figure:
             for i, value in enumerate(_numbers_at(values, name)):
                 of = {'Q': '[CLS]', 'O': ''}.get(name, words[i])
                 text = f'{name} {of} = {_signed(value)}'.replace('  ', ' ')
-                share = scores[i] / whole if scores else None
+                share = scores[i] / largest if scores else None
                 if scores:
                     text += f'\n{symbol} = {_signed(scores[i])}'
                 _draw_box(ax, (column, line - i), text, share)

@@ -728,15 +728,15 @@ WORDS = dict(
     undecided='undecided',
     withdrawn='undecided',
 )
-# instead of 'fails', of a claim about BERT-base: other models do not refute it
+# instead of 'fails', of a claim about the paper's models: others do not refute it
 NOT_HERE = 'not on these models'
 
 
 def word_of(entry: dict) -> str:
     "Return the book's word for a verdict, within the scope of its claim."
     word = WORDS[entry['verdict']]
-    is_in_scope = entry['said_in'] == 'ours' or 'linear attention' in entry['model']
-    return NOT_HERE if word == 'fails' and not is_in_scope else word
+    is_of_others = entry['said_in'] != 'ours'
+    return NOT_HERE if word == 'fails' and is_of_others else word
 
 
 @cache
@@ -746,13 +746,18 @@ def _ledger(path):
     return {entry_name(entry): entry for entry in entries}
 
 # %% ../../nbs/lib/paper_ledger.ipynb #d5de9572
-def of_ledger(name: str, path='../results/claims.json') -> tuple:
+def of_ledger(
+    name: str,  # of an entry
+    path='../results/claims.json',
+    sign: int = 1,  # −1 turns the difference round
+) -> tuple:  # of two str
     "Return a claim's difference with its interval, and its verdict as a link."
     entries = _ledger(Path(path))
     if name not in entries:
         raise ValueError(f'{path} has no entry {name!r}')
     e = entries[name]
-    ours = f"{e['mean']:+.2f} [{e['low']:+.2f}, {e['high']:+.2f}], n = {e['n']}"
+    low, high = sorted(sign * e[k] for k in ('low', 'high'))
+    ours = f"{sign * e['mean']:+.2f} [{low:+.2f}, {high:+.2f}], n = {e['n']}"
     return ours, f'[{word_of(e)}]({path} "{name}")'
 
 # %% ../../nbs/lib/paper_ledger.ipynb #40ed09ee

@@ -155,26 +155,30 @@ def network_table(results: dict, protocol: str = 'sum_to_one') -> pd.DataFrame:
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #00000013
 @themed
 def plot_networks(results: dict):
-    "Draw every network as a dot for each of the five numbers, the paper's as a line."
-    files = {'mnist': 'sixteen settings', 'mnist_training': 'batch and images'}
+    "Draw every network as a dot for each r of Table 1, the paper's as a line."
+    files = {'mnist': 'sixteen settings', 'mnist_training': 'two, trained otherwise'}
+    names = [name for name in PAPER_NUMBERS if name != 'accuracy']
     fig, axes = panels(1, 2, width=PAGE, height=2.3, sharex=True)
     for ax, protocol in zip(axes.flat, PANELS):
         for k, (part, label) in enumerate(files.items()):
             if part not in results:
                 continue
             table = network_table(results[part], protocol)
-            for x, name in enumerate(PAPER_NUMBERS):
+            for x, name in enumerate(names):
                 # offsets, so that equal dots do not hide each other
                 offsets = np.linspace(-0.16, 0.16, len(table)) + 0.4 * k - 0.2
-                style = dict(s=7, alpha=0.6, color=f'C{k}', linewidths=0)
+                style = dict(
+                    s=9, alpha=0.7, color=f'C{k}', linewidths=0, marker='o^'[k]
+                )
                 dots = ax.scatter(x + offsets, table[name], **style)
             dots.set_label(label)
-        for x, paper in enumerate(PAPER_NUMBERS.values()):
+        for x, name in enumerate(names):
+            paper = PAPER_NUMBERS[name]
             ax.hlines(paper, x - 0.42, x + 0.42, color='0.1', lw=1.4)
         ax.hlines([], 0, 0, color='0.1', lw=1.4, label='paper')
         ax.axhline(0, color='0.6', lw=0.6)
         ax.set(title=PANELS[protocol], ylim=(-1.05, 1.05), ylabel='mean Pearson r')
-        ax.set_xticks(range(len(PAPER_NUMBERS)), list(PAPER_NUMBERS))
+        ax.set_xticks(range(len(names)), names)
     axes.flat[0].legend(loc='lower right', ncols=3)
     return fig
 
@@ -258,10 +262,10 @@ def share_table(results: dict) -> pd.DataFrame:
 
 # %% ../../nbs/lib/paper_mnist_tables.ipynb #7c90b02f
 LINE_STYLES = {  # order → line style, added to the method's colour and marker
-    'loo': dict(ls='-'),
+    'loo': dict(ls='-', lw=4, alpha=0.25),  # what lies on it shows
     'ig': dict(ls='-.'),
     'attn_lrp, qk_v': dict(ls='-', marker='^', label='AttnLRP of (QKᵀ)V'),
-    'attn_lrp, q_kv': dict(ls='--', marker='v', label='AttnLRP of Q(KᵀV)'),
+    'attn_lrp, q_kv': dict(ls='--', marker='v', label='AttnLRP of Q(KᵀV)', mfc='w'),
     'random': dict(ls=':', marker='x', label='random order', color='0.5'),
 }
 
@@ -279,7 +283,7 @@ def plot_mnist_curves(results: dict):
     for ax, (source, row) in zip(axes, _default_and_nearest(results).items()):
         for name, curves in row['paths'].items():
             for curve in curves.values():
-                style = styles[name] | dict(marker='None', lw=1.1)
+                style = dict(lw=1.1) | styles[name] | dict(marker='None')
                 ax.plot(np.linspace(0, 100, len(curve)), curve, **style)
         title = f"{source}: {setting_label(row['name'])}"
         ax.set(title=title, xlabel='pixels removed (%)')
@@ -290,7 +294,7 @@ def plot_mnist_curves(results: dict):
     settings = shares.index.unique('setting')  # in the order of the grid
     line = settings.get_indexer(shares.index.get_level_values('setting'))
     for step, name in enumerate(list(LINE_STYLES)[1:-1]):
-        points = styles[name] | dict(ls='', ms=3.5, alpha=0.7)
+        points = styles[name] | dict(ls='', lw=1, ms=3.5, alpha=0.7)
         ax.plot(shares[name], line + 0.22 * (step - 1), **points)
     ax.set_yticks(range(len(settings)), map(setting_label, settings))
     ax.invert_yaxis()

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from scipy.stats import kendalltau, spearmanr
 
-from .grid import GRID_PARTS, cp_gains_table, grid_means, in_plain
+from .grid import GRID_PARTS, grid_means, in_plain
 from lrp_loo.core.files import write_text_atomic
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, removal_path, removal_units
@@ -848,7 +848,6 @@ def write_protocol(
     }
     pairs = removal_agreement(parts['sst2']).to_numpy()
     record = dict(
-        gains=cp_gains_table(grid).reset_index().to_dict('records'),
         patches=grid_means(grid)['our ViT'].to_dict(),
         choices=list(_choices(parts['sst2'])),
         verdicts=verdicts,

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 
 import lrp_loo.paper.reproduce as reproduce
 from lrp_lab.__main__ import studies
+from lrp_loo.core.stats import per_text
 from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
 from lrp_loo.paper.tables import layer_table
@@ -189,6 +190,9 @@ def test_figure_2_shows_paired_gains_with_paired_intervals():
     table = layer_table(results)
     for ax, column in ((above, 'loo_r'), (below, 'delta')):
         gains = sweep_gains(results, column)
+        # Δ, in logits, as a share of AttnLRP's
+        of_attn_lrp = per_text(results['rows'], 'attn_lrp', column).mean()
+        gains[['mean', 'low', 'high']] /= of_attn_lrp if column == 'delta' else 1
         for sweep, line, bars in zip(SWEEP_STYLE, ax.lines, ax.collections):
             own = gains[gains.sweep == sweep]
             assert np.allclose(line.get_ydata(), own['mean'])
