@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / 'tests'))
 
 from tracked import tracked  # noqa: E402
 
-MOST_MIB = 14
+MOST_MIB = 10
 # what lies on a path of the caller's is not installed
 ENV = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
 # in an sdist beside the package

@@ -3,6 +3,7 @@ that is no clone.
 """
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ from tracked import tracked
 # without git whatever a user has made would slip in
 pytestmark = needs_git
 ROOT = Path(__file__).resolve().parent.parent
+ELSEWHERE = re.compile(r"load_demo\('(mpnet|smollm2)|\.\./results")  # not in the wheel
 PACKED = ('pyproject.toml', 'README.md', 'LICENSE', 'lrp_loo/**/*')
 BUILD = 'import setuptools.build_meta as b; print(b.build_wheel({!r}))'
 USE = """
@@ -80,3 +82,22 @@ def test_it_works_where_there_is_no_clone(wheel, tmp_path):
     done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith('Attribution(removal')
+
+
+@pytest.mark.slow
+def test_pages_of_the_guide_run_from_the_wheel_alone(wheel, tmp_path):
+    "Those whose models ship and that show no recorded rows: nothing else is there."
+    site, home = tmp_path / 'site', tmp_path / 'home'
+    zipfile.ZipFile(wheel).extractall(site)
+    pages = [p for p in tracked('nbs/guide/*.ipynb') if not ELSEWHERE.search(p.read_text())]
+    assert len(pages) > 10
+    for path in [ROOT / 'settings.ini', *pages]:
+        copy = home / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    env = os.environ | dict(PYTHONPATH=str(site), HF_HUB_OFFLINE='1', MPLBACKEND='agg')
+    env.pop('LRP_LOO_DATA', None)
+    command = ['nbdev_test', '--path', 'nbs', '--n_workers', '1', '--do_print']
+    done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count('Starting') == len(pages)
