@@ -89,7 +89,9 @@ def test_pages_of_the_guide_run_from_the_wheel_alone(wheel, tmp_path):
     "Those whose models ship and that show no recorded rows: nothing else is there."
     site, home = tmp_path / 'site', tmp_path / 'home'
     zipfile.ZipFile(wheel).extractall(site)
-    pages = [p for p in tracked('nbs/guide/*.ipynb') if not ELSEWHERE.search(p.read_text())]
+    pages = [
+        p for p in tracked('nbs/guide/*.ipynb') if not ELSEWHERE.search(p.read_text())
+    ]
     assert len(pages) > 10
     for path in [ROOT / 'settings.ini', *pages]:
         copy = home / path.relative_to(ROOT)
