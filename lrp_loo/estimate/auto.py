@@ -255,9 +255,10 @@ def _estimate(model, tokenizer, passes, removal, target, encs, units, content, c
 def _estimate_generated(model, passes, enc, target, units, cost):
     "Return `Scores` of all generated tokens, by the rows nearest behind each unit."
     advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
-    stored, output = StoredText.read(model, enc)
     whole, removed = WholeText(model, enc, target), unit_members(model, enc, units)
-    whole.output = output
+    stored = StoredText(model, enc, [])
+    if not why_no_states(model):
+        stored, whole.output = StoredText.read(model, enc)
     read, reason = rows_of_text(whole, stored, removed)
     if reason:
         raise ValueError(
