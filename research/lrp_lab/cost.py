@@ -124,9 +124,8 @@ def _shown_ratio(row):
     return f"{ratio} ({row['low']:.2f} to {row['high']:.2f})"
 
 # %% ../nbs/57_cost.ipynb #0452a3ed
-DASHES = {  # variants of one method share its colour
-    'removal, 9 passes': ':'
-}
+# variants of one method share its colour
+DASHES = {'removal, 4 passes': '--', 'removal, 9 passes': ':'}
 
 
 def _draw_cost(ax, table, across, label):
