@@ -199,7 +199,8 @@ def empty_cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('name', [*MPNETS, 'smollm2'])
 def test_a_model_that_is_not_unpacked_is_named(empty_cache, name):
-    with pytest.raises(ModuleNotFoundError, match=f"'{DEMOS[name].base}'.*make models"):
+    weights = BASES[DEMOS[name].base].cached
+    with pytest.raises(ModuleNotFoundError, match=f"'{weights}'.*make models"):
         load_demo(name)
     assert not empty_cache.exists()
 
