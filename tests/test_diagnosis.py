@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import lrp_loo.reports.diagnosis as module
-from lrp_loo import diagnose, explain, load
+from lrp_loo import diagnose, explain, load, load_demo
 from lrp_loo.cli import main
 from lrp_loo.core.stats import count_p, holm
 from lrp_loo.records.results import Results
@@ -335,3 +335,20 @@ def test_from_a_shell(tmp_path, capsys):
     assert len(json.loads((tmp_path / 'rows.json').read_text())['rows']) == 3
     assert main([*words[:-4], '--labels', 'missing']) == 1
     assert "has no column 'missing'" in capsys.readouterr().err
+
+
+def test_a_shell_removes_as_python_does(tmp_path, capsys):
+    texts, labels = ['A gripping, funny film.', 'Dull, never funny.'], [1, 0]
+    file = tmp_path / 'r.csv'
+    pd.DataFrame(dict(text=texts, label=labels)).to_csv(file, index=False)
+    words = ['diagnose', '--name', 'reviews-sst2', '--data', file, '--labels', 'label']
+    words += ['--min-count', 1, '--json', '--removal']
+    found = {}
+    for removal in ('attention_mask', 'delete'):
+        assert main([*words, removal]) == 0
+        found[removal] = json.loads(capsys.readouterr().out)['words']
+        options = dict(removal=removal, min_count=1, progress=False)
+        d = diagnose(*load_demo('reviews-sst2'), texts, labels, **options)
+        means = [row['mean'] for row in found[removal]]
+        assert means == pytest.approx(d.words['mean'].tolist(), abs=1e-5)
+    assert found['attention_mask'] != found['delete']
