@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -419,22 +419,24 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
     return _record_of(model)
 
 
-def tried_once(
-    trial: Callable[..., T],  # (model, hashable arguments) → its outcome
-) -> Callable[..., T]:
-    """Keep a trial's outcome on a model, under the decorated trial and its arguments,
-    until the model changes. Hooks of before are inactive in the trial.
+class tried_once:
+    """Decorate a trial: its outcome on a model is kept, under the decorated trial and
+    its arguments, until the model changes. Hooks of before are inactive in the trial.
     """
 
-    @wraps(trial)
-    def kept_trial(model: torch.nn.Module, *args: Any) -> T:
-        outcomes, key = proofs_of(model).outcomes, (kept_trial, args)
+    def __init__(
+        self,
+        trial: Callable[..., Any],  # (model, hashable arguments) → its outcome
+    ) -> None:
+        update_wrapper(self, trial)
+        self.trial = trial
+
+    def __call__(self, model: torch.nn.Module, *args: Any) -> Any:
+        outcomes, key = proofs_of(model).outcomes, (self, args)
         if key not in outcomes:
             with hooks_suspended(), torch.no_grad():
-                outcomes[key] = trial(model, *args)
+                outcomes[key] = self.trial(model, *args)
         return outcomes[key]
-
-    return kept_trial
 
 # %% ../../nbs/lib/models_structure.ipynb #5e1c0de2
 # options that do not change the result and are not saved
