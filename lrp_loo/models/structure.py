@@ -422,6 +422,7 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
 class tried_once:
     """Decorate a trial: its outcome on a model is kept, under the decorated trial and
     its arguments, until the model changes. Hooks of before are inactive in the trial.
+    A function that enclosed itself could not be hashed by `datasets`.
     """
 
     def __init__(
