@@ -109,11 +109,14 @@ def test_figure_2_draws_what_the_three_sweeps_gain(deep, monkeypatch):
     assert_close(right.get_ylim(), np.add(above.get_ylim(), own))
     for ax, column in ((above, 'loo_r'), (below, 'delta')):
         gains = sweep_gains(results, column)
+        # Δ, in logits, as a share of AttnLRP's
+        unit = abs(table.delta.iloc[0]) if column == 'delta' else 1
+        gains[['mean', 'low', 'high']] /= unit
         for line, bars, sweep in zip(ax.lines, ax.collections, SWEEPS):
             swept = (table.sweep == sweep) & (table.k > 0)
             assert list(line.get_xdata().round()) == list(range(1, 13))
             means = table[column][swept] - table[column].iloc[0]
-            assert_close(line.get_ydata(), means)
+            assert_close(line.get_ydata(), means / unit)
             # the intervals are those of pairs
             ends = [segment[:, 1] for segment in bars.get_segments()]
             assert_close(ends, gains[gains.sweep == sweep][['low', 'high']])
