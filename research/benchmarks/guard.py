@@ -54,7 +54,7 @@ def ratios(model, tokenizer, texts, method, rounds):
         times = {}
         for checked in (True, False) if k % 2 else (False, True):
             if len(texts) > 1:
-                proofs_of(model).lengths.clear()
+                proofs_of(model).longest.clear()
             with contextlib.nullcontext() if checked else without_checks():
                 start = time.process_time()
                 for text in texts[:1] * 10 if len(texts) == 1 else [texts]:
