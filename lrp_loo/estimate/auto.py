@@ -8,6 +8,7 @@ __all__ = ['PASSES', 'GRADIENT_TIME', 'ROW_TIME', 'PADDED_ROW_TIME', 'exact_pass
 
 # %% ../../nbs/lib/estimate_auto.ipynb #f282ef99
 import math
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -152,11 +153,12 @@ def refined(
         arguments = (whole.model, whole.enc, whole.readout, [estimate.units])
         terms = removal_pass(*arguments)
         return add_rows([begun], passes - spent, terms)[0]
+    # a copy has the keys and values, which are large: the record's text never does
+    with_states = copy(whole)
     if spent:
-        whole.stored, _ = StoredText.read(whole.model, whole.enc)
-    (result,) = add_units([begun], passes - spent)
-    whole.stored = None  # it is large
-    return result
+        with_states.stored, _ = StoredText.read(whole.model, whole.enc)
+    (result,) = add_units([replace(begun, whole=with_states)], passes - spent)
+    return replace(result, whole=whole)
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
 def auto_scores(

@@ -94,7 +94,6 @@ def _changes(call, g, seen, variant, rows, keys, values):
     """
     logits, bias = call.logits(), call.bias()
     if bias is not None:
-        bias = bias.reshape(-1, *bias.shape[-2:])
         logits = logits + bias
     log_sum = logits.logsumexp(-1, keepdim=True)
     log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
@@ -119,7 +118,7 @@ def _new_terms(call, g, gain, log_sum, rows, keys, values):
     )
     shift = -log_sum.mT
     if bias is not None:
-        shift = shift + bias.reshape(-1, *bias.shape[-2:]).mT[:, rows]
+        shift = shift + bias.mT[..., rows, :]
     new = torch.baddbmm(shift, keys, call.query.mT, alpha=call.factor)
     new = new.clamp_(max=MAX_LOG).exp_()
     return torch.stack([new, torch.baddbmm(-gain.mT, values, g.mT).mul_(new)])
@@ -137,12 +136,10 @@ def _in_double(call, g):
 def _row_sums(call, g):
     "Return ⟨g, O⟩ and the logarithm of the sum of e^logit of every row, (heads, T, 1)."
     gain, log_sum, bias = [], [], call.bias()
-    if bias is not None:
-        bias = bias.reshape(-1, *bias.shape[-2:])
     for rows in torch.arange(g.shape[1], device=g.device).split(LONG):
         logits = call.query[:, rows] @ call.keys.mT * call.factor
         if bias is not None:
-            logits += bias if bias.shape[1] == 1 else bias[:, rows]
+            logits += bias if bias.shape[-2] == 1 else bias[..., rows, :]
         total = logits.logsumexp(-1, keepdim=True)
         total.masked_fill_(total == -torch.inf, 0)  # a row without keys
         A = (logits - total).exp_()
