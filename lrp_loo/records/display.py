@@ -213,11 +213,11 @@ def joint_notes(a: Any) -> list[str]:
     "Return notes on what units do together: whether they are redundant, and their sets."
     notes, sets = [], a.info.get('sets')
     if a.is_redundant:
-        note = (
-            f'no single {_part(a)} changes this answer by more than'
-            f' {abs(a.largest.score):.2g}, all of them together by'
-            f' {abs(a.total_effect):.3g}: some replace others'
-        )
+        note = 'all of them together change it'  # follows `no_effect_note`
+        if a.has_effect:
+            note = f'no single {_part(a)} changes this answer by more than'
+            note += f' {abs(a.largest.score):.2g}, all of them together'
+        note += f' by {abs(a.total_effect):.3g}: some replace others'
         notes.append(note if sets else f'{note} (sets=0.9 names them)')
     if sets:
         total = f'{sets["share"]:g} of {a.total_effect:+.3g}'
@@ -234,7 +234,7 @@ def describe_strongest(*maps: Any) -> str:
     "Return a sentence about the scores, with the strongest token as the example."
     a = max([a for a in maps if a.has_effect] or maps[:1], key=scale_top)
     if not a.has_effect:
-        return no_effect_note(a) if len(maps) == 1 else ''
+        return f'{no_effect_note(a)}.' if len(maps) == 1 else ''
     i, token, score, *_ = a.largest
     is_patch = 'grid' in a.info or i in image_flags(a)
     token = f'patch {token}' if is_patch else f'“{display_text(a)[i][1]}”'

@@ -181,12 +181,13 @@ MAX_PAIRS = 6  # pairs that are listed
 
 def generation_html(g: Any) -> str:
     "Return HTML: the text, and what moved each generated token most."
-    words = display_tokens(g.tokens)
+    words, names = display_tokens(g.tokens), distinct_names(g[-1])
     steps = []
     for a, (_, text) in zip(g, words[g.n_prompt :]):
         views = token_views(a)
         causes = a.top(N_CAUSES) if a.has_effect else []
-        steps.append((text, a, [views[t.place] for t in causes]))
+        causes = [views[t.place] | dict(text=names[t.place]) for t in causes]
+        steps.append((text, a, causes))
     return render('generation', g, words, steps, describe_strongest(g[-1]))
 
 

@@ -34,7 +34,7 @@ from ..models.encoding import as_texts
 from ..records import SIGNS, Attribution
 from ..records.base import WIDTH, Record, in_lines, pack_value, plain
 from ..records.base import record_html, unpack_value
-from ..records.display import DOWN, UP, display_tokens
+from ..records.display import DOWN, LEAST_REASON, UP, display_tokens
 from ..records.figures import matplotlib_rgb
 from ..records.results import Results
 from ..core.stats import agreement, mean_interval, paired_difference
@@ -390,8 +390,8 @@ class Summary(Record):
             self.top(N_VIEWED).values(), key=lambda words: -words['mean'].max()
         )
         table = pd.concat(tops).drop(columns=['mean_abs', 'positive'])
-        note = f'the {N_VIEWED} {self.units}s that speak most for each class'
-        note += '; a .csv has all, and their columns mean_abs and positive'
+        note = f'at most {N_VIEWED} {self.units}s per class, no mean below {LEAST_REASON:.0%} of'
+        note += ' its lead; a .csv has all, and their columns mean_abs and positive'
         return record_html([self.headline, note], table, 'mean')
 
     def __repr__(self) -> str:
