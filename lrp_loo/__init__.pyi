@@ -29,9 +29,9 @@ from .methods import refine as refine
 from .methods.table import METHODS as METHODS
 from .models.loading import load_demo as load_demo
 from .models.loading import load_model as load_model
-from .records import Attribution as Attribution
-from .records import Attributions as Attributions
-from .records import compare as compare
+from .records.attribution import Attribution as Attribution
+from .records.attributions import Attributions as Attributions
+from .records.attributions import compare as compare
 from .records.base import load as load
 from .reports.diagnosis import diagnose as diagnose
 from .reports.page import explain_page as explain_page

@@ -11,7 +11,7 @@ import transformers
 
 import lrp_loo
 from lrp_loo import Target, audit, explain, explain_labels
-from lrp_loo.records import Comparison
+from lrp_loo.records.attributions import Comparison
 from lrp_loo.records.display import display_text
 
 TEXTS = [

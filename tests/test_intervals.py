@@ -16,7 +16,7 @@ from lrp_loo.evaluate.intervals import calibrate, estimate_of, reach_needed, set
 from lrp_loo.evaluate.intervals import token_quantile, top_tokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import Composite
-from lrp_loo.records import Attribution
+from lrp_loo.records.attribution import Attribution
 
 TEXT = 'Nobody in this comedy is having any fun.'
 FEW = ['a fine film', 'it drags', 'two dull hours']

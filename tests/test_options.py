@@ -6,7 +6,8 @@ import pytest
 from conftest import TEXTS, random_bert
 
 from lrp_loo import explain, explain_labels
-from lrp_loo.core.arguments import MethodName
+from lrp_loo.core.arguments import MethodName, RemovalName
+from lrp_loo.loo.removals import REMOVALS
 from lrp_loo.methods import explain_batch
 from lrp_loo.methods.table import METHODS
 from lrp_loo.models.encoding import encode
@@ -19,6 +20,7 @@ def small():
 
 def test_type_checkers_know_every_method():
     assert set(get_args(MethodName)) == set(METHODS)
+    assert get_args(RemovalName) == tuple(REMOVALS)
 
 
 @pytest.mark.parametrize(

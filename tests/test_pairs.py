@@ -10,7 +10,8 @@ from lrp_loo.core.stats import pearson
 from lrp_loo.inputs.units import Units
 from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode
-from lrp_loo.records import Attribution, Pairs
+from lrp_loo.records.attribution import Attribution
+from lrp_loo.records.pairs import Pairs
 from lrp_loo.tasks.pairs import exact_pairs, likely_pairs, removal_pairs
 
 TEXT = 'hardly ever stupid , and never less than warm'

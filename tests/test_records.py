@@ -11,8 +11,8 @@ import pytest
 
 import lrp_loo
 from lrp_loo import load
-from lrp_loo.records import Comparison
-from lrp_loo.records.base import KINDS, Record
+from lrp_loo.records.attributions import Comparison
+from lrp_loo.records.base import KINDS, Record, Table
 
 TEXTS = [
     'A gripping, funny film that never once talks down to us.',
@@ -138,6 +138,13 @@ def test_load_reads_what_was_saved(records, name, tmp_path):
     assert json.dumps(again.to_dict()) == json.dumps(record.to_dict())
     assert again.to_frame().equals(record.to_frame())
     assert repr(again) == repr(record)
+
+
+def test_a_table_whose_columns_have_equal_names_is_shown_and_read(tmp_path):
+    table = Table([[0.125] * 40], columns=['first', *['word'] * 39])
+    assert 'columns word, word' in repr(table)
+    table.save(tmp_path / 'table.json')
+    pd.testing.assert_frame_equal(load(tmp_path / 'table.json'), table)
 
 
 def test_what_is_no_record_is_refused(tmp_path):

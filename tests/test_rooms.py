@@ -27,8 +27,9 @@ FLOORS = (  # from below
     'estimate',
     'methods',
     'evaluate reports interop',
-    'tasks paper',
+    'tasks',
     'cli',
+    'paper',
 )
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
 MOST_ARROWS = 70  # between rooms
@@ -103,8 +104,7 @@ def test_nothing_imports_upwards(house, room):
 
 
 def test_the_library_never_looks_at_the_paper_or_the_lab(house):
-    above = {room for room, below in house.arrows.items() if 'paper' in below}
-    assert above <= {'cli'}
+    assert not [room for room, below in house.arrows.items() if 'paper' in below]
     assert not [m for m, text in house.text.items() if 'import lrp_lab' in text]
 
 

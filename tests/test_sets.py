@@ -15,7 +15,7 @@ from transformers import pipeline
 from lrp_loo import attribute_context, explain, explain_generation, load, load_demo
 from lrp_loo.cli import main
 from lrp_loo.estimate.sets import Subsets, find_sets
-from lrp_loo.records import Attribution
+from lrp_loo.records.attribution import Attribution
 
 BAD = 'The acting is bad and the plot is bad .'
 POPCORN = 'My sister liked the popcorn .'

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrp_loo import compare_summaries, explain, summarize, summarize_texts
-from lrp_loo.records import Attribution
+from lrp_loo.records.attribution import Attribution
 from lrp_loo.reports.summary import MOST_PANELS
 from lrp_loo.core.stats import mean_interval
 

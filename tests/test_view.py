@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import needs_browser
 
-from lrp_loo.records import Attribution, Generation, Pairs
-from lrp_loo.records import Attributions, compare
+from lrp_loo.records.attribution import Attribution
+from lrp_loo.records.attributions import Generation
+from lrp_loo.records.pairs import Pairs
+from lrp_loo.records.attributions import Attributions, compare
 from lrp_loo.records.display import score_colour, terminal_text
 from lrp_loo.reports.summary import compare_summaries
 from lrp_loo.reports.summary import summarize

@@ -10,6 +10,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -19,7 +22,7 @@ from .. import __version__
 from ..core.arguments import UsageError
 from ..core.tools import printable
 from .commands import audit, calibrate, compare, context, diagnose
-from .commands import explain, generate, pairs, reproduce, summarize
+from .commands import explain, generate, pairs, summarize
 from .commands import sweep
 
 # %% ../../nbs/lib/cli.ipynb #00000007
@@ -42,13 +45,24 @@ app = typer.Typer(
     ),
 )
 ON_TEXTS = (explain, compare, pairs, context, generate)
-for _function in (*ON_TEXTS, audit, calibrate, diagnose, summarize, sweep, reproduce):
+for _function in (*ON_TEXTS, audit, calibrate, diagnose, summarize, sweep):
     app.command()(_function)
 VERSION = typer.Option('--version', callback=_print_version, is_eager=True)
 
 
 @app.callback()
 def _options(version: Annotated[bool, VERSION] = False) -> None: ...
+
+
+@cache
+def _program():
+    "Return the commands, with those of every package that has a module `command`."
+    for package in sorted(files('lrp_loo').iterdir(), key=str):
+        if (package / 'command.py').is_file():
+            module = import_module(f'lrp_loo.{package.name}.command')
+            for function in module.COMMANDS:
+                app.command()(function)
+    return get_command(app)
 
 # %% ../../nbs/lib/cli.ipynb #19d56c48
 # errors whose message was written for the user
@@ -72,6 +86,15 @@ def _error_line(e):
     return f'{text} ({type(e).__name__}, raised by {raised_by}: {hint})'
 
 
+def _run(words, report):
+    "Run a command; return its exit code."
+    code = _program().main(words, 'lrp_loo', standalone_mode=False) or 0
+    if code == 130:  # typer's exit code of Ctrl-C
+        report('interrupted')
+    sys.stdout.flush()
+    return code
+
+
 def main(
     argv: Sequence[str] | None = None,  # words after `lrp_loo`; None: sys.argv
 ) -> int:  # the exit code
@@ -85,18 +108,13 @@ def main(
     if hasattr(sys.stdout, 'reconfigure'):  # stdout may not be UTF-8
         sys.stdout.reconfigure(errors='backslashreplace')
     try:
-        code = get_command(app).main(words, 'lrp_loo', standalone_mode=False) or 0
-        if code == 130:  # typer's exit code of Ctrl-C
-            report('interrupted')
-        sys.stdout.flush()
-        return code
+        return _run(words, report)
     except SystemExit as e:  # of completion, or `lrp_loo … | head` has read enough
         return int(e.code or 0)
     except typer.TyperException as e:  # wrong usage
         message = ' '.join(e.format_message().split())
-        if 'extra argument' in message:
-            message += f'. {ONE_TEXT}'
-        report(f'{message} See {name} --help.')
+        hint = f'. {ONE_TEXT}' if 'extra argument' in message else ''
+        report(f'{message}{hint} See {name} --help.')
         return e.exit_code
     except Exception as e:
         if os.environ.get('LRP_LOO_TRACEBACK'):

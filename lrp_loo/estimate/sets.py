@@ -29,7 +29,7 @@ from ..inputs.units import Units
 from ..loo.engines import read_subsets
 from ..loo.removals import as_removal
 from ..models.encoding import attended_tokens
-from ..records import Attribution
+from ..records.attribution import Attribution
 
 # %% ../../nbs/lib/estimate_sets.ipynb #0e082646
 ALL_SUBSETS = 8  # units of which all subsets are computed

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Methods, Model, OneMethod, Texts, Tokenizer
+from ..core.arguments import AUDITED, Methods, Model, OneMethod, Texts, Tokenizer
 from ..core.arguments import fraction, whole_number
 from ..core.files import keeps_rows_in
 from ..core.stats import FEWEST_TOKENS, paired_difference, per_text
@@ -36,7 +36,7 @@ from ..methods.functions import check_function_call, explain_function
 from ..methods.functions import function_called
 from ..methods.table import Refusal, as_method, as_methods, or_refusal
 from ..models.objects import is_function
-from ..records import Attribution
+from ..records.attribution import Attribution
 from ..models.structure import name_of_model, walk_once
 from ..records.base import Record, Table, in_lines, plain, record_html
 from ..records.base import unpack_fields
@@ -70,28 +70,34 @@ def compare_with_loo(
     "Explain texts by exact LOO and by other methods, for the same targets."
     n = len(encs)
     units, content = units or [None] * n, content or [None] * n
-    removal = as_removal(removal, encs[0])
-    per_text, how = (target, units, content), dict(removal=removal, precision=precision)
-    loos = explain_batch(model, tokenizer, encs, 'loo', *per_text, **how)
+    how = dict(removal=as_removal(removal, encs[0]), precision=precision)
+    loos = explain_batch(model, tokenizer, encs, 'loo', target, units, content, **how)
     others = {name: m for name, m in methods.items() if not is_reference(*m)}
     maps = {name: [None] * n for name in others}
     targets = [fix_index(target, loo.target) for loo in loos]
-    for target_of_group, group in group_by_target(targets):
-        size = 1 if refusals else batch_size or len(group)
-        for start in range(0, len(group), size):
-            part = group[start : start + size]
-            part_encs, *per_text = (
-                [entries[k] for k in part] for entries in (encs, units, content)
-            )
-            for name, (method, options) in others.items():
-                call = model, tokenizer, part_encs, method, target_of_group, *per_text
-                run = partial(explain_batch, *call, **options)
-                explained = or_refusal(run) if refusals else run()
-                if isinstance(explained, Refusal):
-                    explained = [explained]
-                for k, a in zip(part, explained):
-                    maps[name][k] = a
+    for one_target, batch in _batches(targets, 1 if refusals else batch_size):
+        texts, *of_texts = (_select(values, batch) for values in (encs, units, content))
+        for name, (method, options) in others.items():
+            call = model, tokenizer, texts, method, one_target, *of_texts
+            run = partial(explain_batch, *call, **options)
+            explained = or_refusal(run) if refusals else run()
+            if isinstance(explained, Refusal):
+                explained = [explained]
+            for k, a in zip(batch, explained):
+                maps[name][k] = a
     return loos, {name: maps.get(name, loos) for name in methods}
+
+
+def _select(values, indices):
+    return [values[k] for k in indices]
+
+
+def _batches(targets, size):
+    "Yield each target with up to `size` indices of its texts; None: with all of them."
+    for target, indices in group_by_target(targets):
+        n = size or len(indices)
+        for start in range(0, len(indices), n):
+            yield target, indices[start : start + n]
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000009
 def token_classes(a: Attribution) -> str:
@@ -114,15 +120,7 @@ def token_classes(a: Attribution) -> str:
 
 def _row(loo, maps, curves, stored, costs):
     "Return a text's row, with rounded scores of the methods named in `stored`."
-    methods = {}
-    for name, a in maps.items():
-        if isinstance(a, Refusal):
-            methods[name] = dict(refused=str(a))
-            continue
-        methods[name] = correlations_with_loo(a, loo)
-        if costs:
-            cost = dict(exact=a.content_is_exact, passes=a.passes, seconds=a.seconds)
-            methods[name] |= cost
+    methods = {name: _method_entry(a, loo, costs) for name, a in maps.items()}
     for name, (morf, lerf) in curves.items():
         methods[name] |= dict(lerf=curve_area(lerf), morf=curve_area(morf))
     row = dict(n_tokens=len(loo), target=loo.target, logit=loo.logit, methods=methods)
@@ -130,14 +128,25 @@ def _row(loo, maps, curves, stored, costs):
         row['largest'] = loo.largest.score
     if not loo.exact:
         row['expected_r'] = loo.expected_r
-    if not stored:
-        return row
-    scores = {
-        name: [float(f'{x:.4g}') for x in maps[name].scores.tolist()]
-        for name in stored
-        if name in maps and not isinstance(maps[name], Refusal)
-    }
-    return row | dict(classes=token_classes(loo), maps=scores)
+    if stored:
+        kept = [k for k in stored if k in maps and not isinstance(maps[k], Refusal)]
+        scores = {name: _four_digits(maps[name].scores) for name in kept}
+        row |= dict(classes=token_classes(loo), maps=scores)
+    return row
+
+
+def _method_entry(a, loo, costs):
+    "Return a method's entry of a row: its r with LOO, its costs; or why it refuses."
+    if isinstance(a, Refusal):
+        return dict(refused=str(a))
+    entry = correlations_with_loo(a, loo)
+    if costs:
+        entry |= dict(exact=a.content_is_exact, passes=a.passes, seconds=a.seconds)
+    return entry
+
+
+def _four_digits(scores):
+    return [float(f'{x:.4g}') for x in scores.tolist()]
 
 
 def faithfulness_rows(
@@ -170,25 +179,25 @@ def faithfulness_rows(
         )
     removal = as_removal(removal, encs[0])
     methods = {'loo': ('loo', {})} | methods
-    per_text = dict(refusals=refusals, content=content, precision=precision)
+    how = dict(refusals=refusals, content=content, precision=precision)
     loos, explained = compare_with_loo(
-        model, tokenizer, encs, methods, target, removal, batch_size, **per_text
+        model, tokenizer, encs, methods, target, removal, batch_size, **how
     )
     # per text: name → explanation
     by_text = [dict(zip(explained, of_text)) for of_text in zip(*explained.values())]
-    scores = [
-        {
-            name: a.scores
-            for name, a in text_maps.items()
-            if (curves is None or name in curves) and not isinstance(a, Refusal)
-        }
-        for text_maps in by_text
-    ]
+    with_curves = methods if curves is None else curves
+    scores = [_scores_of(of_text, with_curves) for of_text in by_text]
     units = [removal_units(~loo.is_content, chunk) for loo in loos]
     targets = [fix_index(target, loo.target) for loo in loos]
-    how = dict(removal=removal, fill=fill_id(tokenizer, removal))
-    areas = perturbation_curves(model, encs, scores, units, targets, **how)
+    fill = fill_id(tokenizer, removal)
+    areas = perturbation_curves(model, encs, scores, units, targets, removal, fill)
     return [_row(*entries, maps, costs) for entries in zip(loos, by_text, areas)]
+
+
+def _scores_of(explained, names):
+    "Return the scores of some methods, without those that refused the text."
+    kept = {k: a for k, a in explained.items() if not isinstance(a, Refusal)}
+    return {name: a.scores for name, a in kept.items() if name in names}
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #feb3ff48
 # with fewer texts the intervals of a mean r cover skewed r in fewer than nine
@@ -241,14 +250,12 @@ def _comparison(model, r, best, left_out):
     opening = f"On {model} trust"
     if best['mean'] < LEAST_TRUSTED_R:
         opening = f"No method follows exact LOO closely on {model}; the nearest is"
-    mean = (
-        f"mean r with exact LOO is {_MEAN.format(**best)} over {best['n']}"
-        f" texts{left_out}"
-    )
+    mean = f"mean r with exact LOO is {_MEAN.format(**best)} over {best['n']}"
+    mean += f" texts{left_out}"
     if not others:
         return dict(sentence=f"{opening} {first}, whose {mean}.")
     second = others[0]
-    gain = paired_difference(r[first], r[second], (-2, 2))
+    gain = paired_difference(r[first].to_numpy(), r[second].to_numpy(), (-2, 2))
     difference = _MEAN.format(**gain)
     sentence = f"{opening} {first}, whose {mean}, {difference} above {second}."
     if gain['low'] <= 0:
@@ -257,9 +264,39 @@ def _comparison(model, r, best, left_out):
             f" apart: {first}'s {mean}, {difference} above {second}'s; more texts may"
             " decide."
         )
-    numbers = dict(runner_up=second, gain=gain['mean'])
-    numbers |= dict(gain_low=gain['low'], gain_high=gain['high'])
-    return numbers | dict(sentence=sentence)
+    ends = dict(gain_low=gain['low'], gain_high=gain['high'])
+    return dict(runner_up=second, gain=gain['mean'], **ends, sentence=sentence)
+
+
+def _too_few(model, r, left_out):
+    "Return the sentence on fewer than FEWEST_TEXTS texts with an r."
+    sentence = (
+        f"Too few texts to tell on {model} ({len(r)}): it takes"
+        f" {FEWEST_TEXTS} on which r with exact LOO is defined for every method (by"
+        f" at least {FEWEST_TOKENS} content tokens and maps that are not constant)"
+        f"{left_out}."
+    )
+    if len(r):
+        highest = r.columns[0]
+        sentence += f" So far {highest} has the highest mean, {r[highest].mean():.2f}."
+    return dict(sentence=sentence)
+
+
+def _rank(r):
+    "Return the texts on which all methods have an r, the best method's column first."
+    r = r.dropna() if len(r.columns) else r[:0]
+    return r[sorted(r.columns, key=lambda m: -r[m].mean())]
+
+
+def _left_out_note(n_no_effect, n_undefined, never_defined):
+    "Return which texts and methods have no part in a verdict, and why; '' for none."
+    counts = {
+        'where no single word changes the answer': n_no_effect,
+        'where r is not defined for every method': n_undefined,
+        'whose r is defined on none': ', '.join(never_defined),
+    }
+    notes = '; '.join(f'{n} left out, {why}' for why, n in counts.items() if n)
+    return f" ({notes})" if notes else ''
 
 
 def verdict(
@@ -287,41 +324,23 @@ def verdict(
         raise ValueError("a verdict needs a method besides loo")
     exact = [m for m in candidates if all(x['methods'][m].get('exact') for x in rows)]
     kept = rows_with_effect(rows)
-    r = {m: per_text(kept, m, 'loo_r') for m in candidates if m not in exact}
-    r = pd.DataFrame(r)
+    estimates = [m for m in candidates if m not in exact]
+    r = pd.DataFrame({m: per_text(kept, m, 'loo_r') for m in estimates})
     never_defined = list(r.columns[r.isna().all()])
     r = r.drop(columns=never_defined)
-    n_left_out = int(r.isna().any(axis=1).sum())
-    r = r.dropna() if len(r.columns) else r[:0]
-    n_no_effect = len(rows) - len(kept)
+    n_undefined, n_no_effect = int(r.isna().any(axis=1).sum()), len(rows) - len(kept)
+    left_out = _left_out_note(n_no_effect, n_undefined, never_defined)
     numbers = dict(method=None, best=None, left_out=never_defined)
-    numbers |= dict(n_left_out=n_left_out, n_no_effect=n_no_effect)
-    r = r[sorted(r.columns, key=lambda m: -r[m].mean())]
-    first = r.iloc[:, 0].to_numpy() if len(r.columns) else np.array([])
-    numbers |= paired_difference(first, 0.0, (-1, 1))
-    counts = {
-        'where no single word changes the answer': n_no_effect,
-        'where r is not defined for every method': n_left_out,
-        'whose r is defined on none': ', '.join(never_defined),
-    }
-    notes = '; '.join(f'{n} left out, {why}' for why, n in counts.items() if n)
-    left_out = f" ({notes})" if notes else ''
-    compared = dict(sentence='')
+    numbers |= dict(n_left_out=n_undefined, n_no_effect=n_no_effect)
+    r, compared = _rank(r), dict(sentence='')
+    of_first = r.iloc[:, 0].to_numpy() if len(r.columns) else np.array([])
+    numbers |= paired_difference(of_first, 0.0, (-1, 1))
     if len(r) >= FEWEST_TEXTS:
         numbers['method'] = first = r.columns[0]
         numbers['best'] = first if numbers['mean'] >= LEAST_TRUSTED_R else None
-        by_method = {m: r[m].to_numpy() for m in r}
-        compared = _comparison(model, by_method, numbers, left_out)
-    elif len(exact) < len(candidates):
-        compared['sentence'] = (
-            f"Too few texts to tell on {model} ({len(r)}): it takes"
-            f" {FEWEST_TEXTS} on which r with exact LOO is defined for every method (by"
-            f" at least {FEWEST_TOKENS} content tokens and maps that are not constant)"
-            f"{left_out}."
-        )
-        if len(r):
-            highest = f"{r.columns[0]} has the highest mean, {numbers['mean']:.2f}"
-            compared['sentence'] += f" So far {highest}."
+        compared = _comparison(model, r, numbers, left_out)
+    elif estimates:
+        compared = _too_few(model, r, left_out)
     if exact:
         note = f" {', '.join(exact)}: exact LOO on all {len(rows)} texts."
         compared['sentence'] = (compared['sentence'] + note).strip()
@@ -409,7 +428,7 @@ def audit(
     tokenizer: Tokenizer,  # its tokenizer or image processor; None for a pipeline's
     texts: Texts,  # texts, images or encoded texts (see `explain`)
     # one of METHODS or a list of them; or name → (method, options)
-    method: Methods = ('loo', 'auto', 'removal', 'attn_lrp', 'cp_lrp', 'ig', 'rollout'),
+    method: Methods = AUDITED,
     target: TargetOf = None,  # class or token to explain (see `explain`)
     chunk: int = 1,  # tokens removed at a time in the curves
     removal: str | Removal | None = None,  # see `compare_with_loo`
@@ -443,16 +462,17 @@ def audit(
     inputs, windows = CallInputs.windows(model, tokenizer, texts, **options)
 
     def run(texts):
-        call = texts.encs, methods, chunk, texts.targets[0], removal
-        how = dict(content=texts.content, refusals=True, costs=True)
-        how['precision'] = precision
-        return faithfulness_rows(texts.model, texts.tokenizer, *call, **how)
+        call = texts.model, texts.tokenizer, texts.encs, methods, chunk
+        how = dict(target=texts.targets[0], removal=removal, precision=precision)
+        how |= dict(content=texts.content, refusals=True, costs=True)
+        return faithfulness_rows(*call, **how)
 
     settings = dict(removal=as_removal(removal, inputs.encs[0]), chunk=chunk)
     if uses_bfloat16(inputs.model, precision):
         settings['precision'] = 'bfloat16'
-    call = (inputs, windows, methods, run, results, progress)
-    results, keys = rows_of_texts('audit', *call, **settings)
+    results, keys = rows_of_texts(
+        'audit', inputs, windows, methods, run, results, progress, **settings
+    )
     return _audited(results.rows, methods, len(keys), name_of_model(inputs.model))
 
 
@@ -464,10 +484,12 @@ def _audited(rows, methods, n_texts, model):
     columns = ['loo_r', 'loo_r_se', 'loo_r_all', 'loo_r_all_se', 'n_undefined']
     table[columns] = faithfulness_table(kept, names)[columns] if kept else np.nan
     table['n_no_effect'] = len(rows) - len(kept)
-    for cost in ('passes', 'seconds'):
-        costs = [[row['methods'][m].get(cost) for row in rows] for m in names]
-        table[cost] = pd.DataFrame(costs, names, dtype=float).mean(axis=1)
     by_text, copies = [row['methods'] for row in rows], n_texts - len(rows)
+    for cost in ('passes', 'seconds'):
+        costs = {
+            m: pd.Series([x[m].get(cost) for x in by_text], dtype=float) for m in names
+        }
+        table[cost] = pd.DataFrame(costs).mean()
     lines = [*completeness_lines(rows, names), *_precision_lines(rows)]
     table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
@@ -568,17 +590,21 @@ def frontier(
         return [_row(loo, {name: a for name, (a,) in maps.items()}, {}, (), True)]
 
     # each text alone, so that its cost is its own
-    call = (inputs, windows, methods, run, None, progress, 1)
-    rows, table = rows_of_texts('frontier', *call)[0].rows, {}
-    costs = {
-        name: pd.DataFrame([row['methods'][name] for row in rows]) for name in methods
-    }
-    for b in budgets:
-        mean = paired_difference(per_text(rows, str(b), 'loo_r'), 0.0, (-1, 1))
-        table[b] = dict(r=mean['mean'], low=mean['low'], high=mean['high'])
-        columns = costs[str(b)][['passes', 'exact', 'seconds']]
-        table[b] |= dict(columns.astype(float).mean(), n=mean['n'])
-    table = Frontier(table).T.rename_axis('budget')
-    exact = float(costs['loo'].passes.mean())
+    results, _ = rows_of_texts(
+        'frontier', inputs, windows, methods, run, None, progress, batch_size=1
+    )
+    rows = results.rows
+    table = Frontier({b: _budget_row(rows, str(b)) for b in budgets})
+    table = table.T.rename_axis('budget')
+    exact = np.mean([row['methods']['loo']['passes'] for row in rows])
     table.attrs['below'] = [_describe_needed(table, wanted, exact)]
     return table
+
+
+def _budget_row(rows, name):
+    "Return a budget's mean r with its interval, and its mean costs."
+    mean = paired_difference(per_text(rows, name, 'loo_r'), 0.0, (-1, 1))
+    costs = pd.DataFrame([row['methods'][name] for row in rows])
+    costs = costs[['passes', 'exact', 'seconds']].astype(float).mean()
+    ends = dict(low=mean['low'], high=mean['high'])
+    return dict(r=mean['mean'], **ends, **costs, n=mean['n'])

@@ -19,7 +19,7 @@ from ..core.hooks import restores_state
 from ..loo.engines import read_subsets
 from ..loo.removals import Removal
 from ..models.encoding import attended_tokens
-from ..records import Attribution
+from ..records.attribution import Attribution
 from ..core.stats import COLUMNS, agreement, mean_se, per_text
 
 # %% ../../nbs/lib/evaluate_faithfulness.ipynb #de8341f0
@@ -73,22 +73,26 @@ def perturbation_curves(
                 "units must be −1 at tokens that the attention mask hides: they are"
                 " not part of the text"
             )
-    paths = [
-        [removal_path(s, u, first) for s in maps.values() for first in (True, False)]
-        for maps, u in zip(scores, units)
-    ]
-    # if there is no method, only the unchanged text is computed
-    unchanged = [torch.ones(1, len(u), dtype=torch.bool) for u in units]
-    subsets = [torch.cat(p or [u]) for p, u in zip(paths, unchanged)]
-    outputs = read_subsets(
-        model, encs, subsets, targets, removal=removal, fill=fill, **options
-    )
+    subsets = [_paths(maps, u) for maps, u in zip(scores, units)]
+    outputs = read_subsets(model, encs, subsets, targets, removal, fill, **options)
     curves = []
-    for maps, path, output in zip(scores, paths, outputs):
-        lengths = list(map(len, path))
-        parts = iter(output.values[: sum(lengths)].float().cpu().split(lengths))
-        curves.append({method: (next(parts), next(parts)) for method in maps})
+    for maps, u, output in zip(scores, units, outputs):
+        values = output.values.float().cpu().split(int(u.max()) + 2)
+        pairs = zip(values[::2], values[1::2])  # MoRF, LeRF
+        curves.append(dict(zip(maps, pairs)))
     return curves
+
+
+def _paths(maps, units):
+    """Return the MoRF and the LeRF path of each method, joined; the complete text alone
+    if there is no method.
+    """
+    paths = []
+    for scores in maps.values():
+        paths += [
+            removal_path(scores, units, most_first) for most_first in (True, False)
+        ]
+    return torch.cat(paths or [torch.ones(1, len(units), dtype=torch.bool)])
 
 
 def curve_area(

@@ -32,7 +32,7 @@ from ..methods import explain
 from ..methods.table import as_method
 from ..models.encoding import special_ids
 from ..models.structure import UNRECORDED_OPTIONS, describe_model
-from ..records import Attribution
+from ..records.attribution import Attribution
 from ..records.base import Record, in_lines, plain, unpack_fields
 from ..records.results import Results
 
@@ -159,6 +159,22 @@ def call_settings(
     return plain(settings)
 
 
+def _checked(text, where):
+    "Return a `CalibrationText` from its fields in a file; raise ValueError for wrong ones."
+    check_fields(text, dict(estimate=dict, loo=list[float]), f'{where}.')
+    check_fields(text['estimate'], get_type_hints(Estimate), f'{where}.estimate.')
+    x, loo = Estimate(**text['estimate']), text['loo']
+    if not np.isfinite([*x.scores, *x.sd, *loo]).all():
+        raise ValueError(f"{where} must hold finite numbers")
+    lengths = {len(loo), len(x.scores), len(x.sd) or len(loo)}
+    if len(lengths) > 1 or not set(x.exact) <= set(range(len(loo))):
+        raise ValueError(
+            f"{where} has scores, sd and LOO of different lengths, or"
+            " indices in `exact` that are out of range"
+        )
+    return CalibrationText(x, loo, text.get('digest', ''))
+
+
 @dataclass(frozen=True, repr=False)
 class Calibration(Record):
     "Errors of a method on a model, measured against exact LOO on some texts."
@@ -257,22 +273,9 @@ class Calibration(Record):
     def _unpack(cls, fields):
         types = dict(settings=dict, texts=list[dict], copies=int)
         values = unpack_fields(cls, fields, types)
-        texts = []
-        for i, text in enumerate(values['texts']):
-            where = f'texts[{i}].'
-            check_fields(text, dict(estimate=dict, loo=list[float]), where)
-            types = get_type_hints(Estimate)
-            check_fields(text['estimate'], types, f'{where}estimate.')
-            x, loo = Estimate(**text['estimate']), text['loo']
-            if not np.isfinite([*x.scores, *x.sd, *loo]).all():
-                raise ValueError(f"texts[{i}] must hold finite numbers")
-            lengths = {len(loo), len(x.scores), len(x.sd) or len(loo)}
-            if len(lengths) > 1 or not set(x.exact) <= set(range(len(loo))):
-                raise ValueError(
-                    f"texts[{i}] has scores, sd and LOO of different lengths, or"
-                    " indices in `exact` that are out of range"
-                )
-            texts.append(CalibrationText(x, loo, text.get('digest', '')))
+        texts = [
+            _checked(text, f'texts[{i}]') for i, text in enumerate(values['texts'])
+        ]
         return cls(**values | dict(texts=texts))
 
     def __repr__(self) -> str:
@@ -315,21 +318,21 @@ def calibrate(
     arguments = dict(target=target, units=units, template=template, among=among)
     arguments |= dict(truncation=truncation, max_length=max_length, device=device)
     inputs, windows = CallInputs.windows(model, tokenizer, texts, **arguments)
-    model, tokenizer = inputs.model, inputs.tokenizer
     target = inputs.common_target('a calibration')
     methods = {'estimate': (method, options)}
 
     def run(texts):
         texts.common_target('a calibration', target)
-        call = (texts.model, texts.tokenizer, texts.encs, methods, target)
-        how = dict(units=texts.units, content=texts.content)
-        loos, maps = compare_with_loo(*call, 'attention_mask', **how)
+        call = texts.model, texts.tokenizer, texts.encs, methods, target
+        how = dict(units=texts.units, content=texts.content, removal='attention_mask')
+        loos, maps = compare_with_loo(*call, **how)
         for a, loo in zip(maps['estimate'], loos):
             exact = loo.scores[_content_indices(a)].tolist()
             yield dict(estimate=estimate_of(a)._asdict(), loo=exact)
 
-    call = (inputs, windows, methods, run, results, progress, batch_size)
-    results, keys = rows_of_texts('calibrate', *call)
+    results, keys = rows_of_texts(
+        'calibrate', inputs, windows, methods, run, results, progress, batch_size
+    )
     measured = [
         CalibrationText(Estimate(**row['estimate']), row['loo'], row['digest'])
         for row in results.iter_rows()
@@ -339,9 +342,9 @@ def calibrate(
             "no text has a token that is estimated; give longer texts, or method"
             " 'auto' fewer passes"
         )
-    settings = (target, method, options, units, inputs.info)
-    n_copies = len(keys) - len(measured)
-    return Calibration(call_settings(model, tokenizer, *settings), measured, n_copies)
+    call = inputs.model, inputs.tokenizer, target, method, options
+    settings = call_settings(*call, units, inputs.info)
+    return Calibration(settings, measured, len(keys) - len(measured))
 
 
 @dataclass(frozen=True, repr=False)
@@ -390,21 +393,24 @@ def top_tokens(
     inputs = CallInputs.from_args(model, tokenizer, text, **arguments)
     target = fix_index(inputs.targets[0], a.target)
     whole = WholeText(inputs.model, inputs.encs[0], target)
-    (unit,) = inputs.units
-    unit = torch.arange(len(a)) if unit is None else unit.number
+    units = inputs.units[0]
+    unit_of_token = torch.arange(len(a)) if units is None else units.number
 
     def compute(j):
-        "Compute the exact score of content token j."
-        i = content[j]
-        kept = (unit[None] != i).to(whole.value.device)
-        a.scores[i] = whole.value - Variants(whole, kept).compute()
-        a.info['low'][i] = a.info['high'][i] = score = float(a.scores[i])
-        return abs(score)
+        return _compute_exactly(a, whole, unit_of_token, content[j])
 
     estimate = estimate_of(a)
     x = np.abs(estimate.scores)
-    which, exact = settle_top(x, estimate.scale, k, compute, reach)
-    which, exact = ([content[j] for j in indices] for indices in (which, exact))
+    top, computed = settle_top(x, estimate.scale, k, compute, reach)
+    exact = [content[j] for j in computed]
     a.info['exact'] = sorted({*a.exact_units, *exact})
     a.info['forward_equivalents'] += len(exact)
-    return TopTokens(which, exact, a)
+    return TopTokens([content[j] for j in top], exact, a)
+
+
+def _compute_exactly(a, whole, unit_of_token, i):
+    "Replace the score of unit i and its interval by exact LOO; return its size."
+    kept = (unit_of_token[None] != i).to(whole.value.device)
+    a.scores[i] = whole.value - Variants(whole, kept).compute()
+    a.info['low'][i] = a.info['high'][i] = score = float(a.scores[i])
+    return abs(score)

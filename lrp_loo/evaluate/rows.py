@@ -7,6 +7,8 @@ __all__ = ['call_parts', 'method_digests', 'rows_of_texts']
 
 # %% ../../nbs/lib/evaluate_rows.ipynb #42b68354
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,6 +41,42 @@ def method_digests(
     return {k: digest([as_method(m).run, opts]) for k, (m, opts) in methods.items()}
 
 
+@dataclass
+class _Batches:
+    "The texts of a call in batches of one target; copies of a text are left out."
+
+    call: dict[str, str]  # digests of what decides all rows
+    batch_size: int  # texts in a batch; an image is alone
+    # window → what else decides each text's row
+    of_text: Callable[[CallInputs], list] | None
+    keys: list[str] = field(default_factory=list)  # the digest of each text
+    first_of: dict[str, int] = field(default_factory=dict)  # digest → its first text
+
+    def of_window(self, inputs):
+        "Yield lists of (index, window, place in it) of texts with one target."
+        places, size = self._new_texts(inputs), 1
+        if 'input_ids' in inputs.encs[0]:  # similar lengths are computed together
+            places.sort(key=lambda k: inputs.encs[k]['input_ids'].shape[1])
+            size = self.batch_size
+        for _, group in group_by_target([inputs.targets[k] for k in places]):
+            for start in range(0, len(group), size):
+                batch = [places[k] for k in group[start : start + size]]
+                yield [(inputs.first + k, inputs, k) for k in batch]
+
+    def _new_texts(self, inputs):
+        "Note the digest of each text; return the places of texts that are no copies."
+        numbers = [getattr(units, 'number', units) for units in inputs.units]
+        columns = [inputs.encs, numbers, inputs.targets, inputs.content]
+        columns += [self.of_text(inputs)] if self.of_text else []
+        new = []
+        for k, values in enumerate(zip(*columns)):
+            self.keys.append(key := digest([self.call, *values]))
+            i = inputs.first + k
+            if self.first_of.setdefault(key, i) == i:
+                new.append(k)
+        return new
+
+
 def rows_of_texts(
     experiment: str,  # its name, in the file and beside the progress bar
     inputs: CallInputs,  # the first window, see `CallInputs.windows`
@@ -58,34 +96,18 @@ def rows_of_texts(
     results = as_results(results, config | dict(model=name_of_model(inputs.model)))
     others['methods'] = method_digests(methods)
     call = call_parts(inputs.model, inputs.tokenizer, **others)
-    keys, first_of = [], {}  # of each text; digest → index of its first text
-
-    def batches():
-        "Yield lists of (index, window, place in it) of texts with one target."
-        for inputs in windows:
-            numbers = [getattr(units, 'number', units) for units in inputs.units]
-            parts = [inputs.encs, numbers, inputs.targets, inputs.content]
-            parts += [of_text(inputs)] if of_text else []
-            digests = [digest([call, *of_one]) for of_one in zip(*parts)]
-            new = []  # places of texts that are no copies
-            for k, key in enumerate(digests, inputs.first):
-                if first_of.setdefault(key, k) == k:
-                    new.append(k - inputs.first)
-            keys.extend(digests)
-            has_tokens = 'input_ids' in inputs.encs[0]
-            if has_tokens:  # similar lengths are computed together
-                new.sort(key=lambda k: inputs.encs[k]['input_ids'].shape[1])
-            size = batch_size if has_tokens else 1
-            for _, group in group_by_target([inputs.targets[k] for k in new]):
-                places = [new[k] for k in group]
-                for start in range(0, len(places), size):
-                    part = places[start : start + size]
-                    yield [(inputs.first + k, inputs, k) for k in part]
+    batches = _Batches(call, batch_size, of_text)
 
     def run_batch(batch):
         _, (inputs, *_), places = zip(*batch)
         return run(inputs.select(places))
 
-    key_of, total = lambda example: keys[example[0]], inputs.total or 0
-    results.extend(batches(), run_batch, experiment, progress, key_of, total)
-    return results, keys
+    results.extend(
+        chain.from_iterable(map(batches.of_window, windows)),
+        run_batch,
+        experiment,
+        progress,
+        key_of=lambda example: batches.keys[example[0]],
+        total=inputs.total or 0,
+    )
+    return results, batches.keys

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ..core.arguments import Methods, Model, Texts, Tokenizer, one_of
+from ..core.arguments import SWEPT, Methods, Model, Texts, Tokenizer, one_of
 from ..core.arguments import whole_number
 from ..core.files import digest, keeps_rows_in, recorded_methods
 from ..core.hooks import restores_state, undo_on_exit
@@ -175,18 +176,14 @@ def ray_cluster(
         yield ray
 
 
-def _ray_pool(ray, workers, options):
-    """Return the `call_parts` of Ray's actors, and a function that yields batches and
-    their rows; the batch of an actor that died is repeated. Raise ValueError if the
-    cluster is too small.
-    """
-    device = options['device']
+def _start_actors(ray, workers, options):
+    "Return Ray's actors, each with a model of its own; Ray starts a dead one again."
+    device, total = options['device'], ray.cluster_resources()
     if device not in ('auto', 'cpu', 'cuda'):
         raise ValueError(
             f"device={device!r} with engine='ray': Ray gives each worker its"
             " own GPU; take 'auto', 'cpu' or 'cuda'"
         )
-    total = ray.cluster_resources()
     n_gpus, n_cpus = int(total.get('GPU', 0)), int(total.get('CPU', 0))
     on_gpu = device == 'cuda' or (device == 'auto' and n_gpus > 0)
     workers = workers or (max(1, n_gpus) if on_gpu else 2)
@@ -199,38 +196,49 @@ def _ray_pool(ray, workers, options):
         )
     threads = None if on_gpu else max(1, os.cpu_count() // workers)
     options = options | dict(device='cuda' if on_gpu else 'cpu', threads=threads)
-    repeated = dict(max_restarts=-1, max_task_retries=-1)
-    actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu), **repeated)
-    actors = [actor(BatchWorker).remote(**options) for _ in range(workers)]
-    first, *others = ray.get([a.call_parts.remote() for a in actors])
-    names = [k for k in first for other in others if first[k] != other[k]]
+    again = dict(max_restarts=-1, max_task_retries=-1)
+    actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu), **again)(BatchWorker)
+    return [actor.remote(**options) for _ in range(workers)]
+
+
+def _parts_of_actors(ray, actors):
+    "Return the `call_parts` that all actors have; raise ValueError if they differ."
+    first, *others = ray.get([actor.call_parts.remote() for actor in actors])
+    names = [k for k in first if any(first[k] != other[k] for other in others)]
     if names:
         raise ValueError(
-            f"the workers differ in {', '.join(dict.fromkeys(names))}, so their"
+            f"the workers differ in {', '.join(names)}, so their"
             " rows may not be mixed; use machines of one kind"
         )
-    waiting = {}  # what an actor computes → the actor, its batch
+    return first
+
+
+def _run_on_actors(ray, actors, batches):
+    "Yield batches and their rows as they finish, one batch at a time per actor."
+    free, waiting = list(actors), {}  # what an actor computes → the actor, its batch
 
     def next_rows():
-        "Wait for one batch; return the actor, the batch and its rows."
+        "Wait for one batch, free its actor; return the batch and its rows."
         (done,), _ = ray.wait(list(waiting))
-        worker, batch = waiting.pop(done)
-        return worker, batch, ray.get(done)
+        actor, batch = waiting.pop(done)
+        free.append(actor)
+        return batch, ray.get(done)
 
-    def run_all(batches):
-        "Yield batches and their rows as they finish, one batch at a time per actor."
-        free = list(actors)
-        for batch in batches:
-            if not free:
-                worker, *finished = next_rows()
-                free.append(worker)
-                yield finished
-            worker = free.pop()
-            waiting[worker.compute.remote(batch)] = worker, batch
-        while waiting:
-            yield next_rows()[1:]
+    for batch in batches:
+        if not free:
+            yield next_rows()
+        actor = free.pop()
+        waiting[actor.compute.remote(batch)] = actor, batch
+    while waiting:
+        yield next_rows()
 
-    return first, run_all
+
+def _ray_pool(ray, workers, options):
+    """Return the `call_parts` of Ray's actors, and a function that yields batches and
+    their rows; the batch of an actor that died is repeated.
+    """
+    actors = _start_actors(ray, workers, options)
+    return _parts_of_actors(ray, actors), partial(_run_on_actors, ray, actors)
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
 def _check_run(is_loaded, batch_size, engine, workers):
@@ -260,6 +268,49 @@ def _common_target(inputs, *earlier):
     return inputs.common_target('a sweep', *earlier)
 
 
+def _class_index(target, requested):
+    "Return the index of a target that is a class, or None for each text's own."
+    index = describe_target(target).get('index')
+    if not isinstance(index, int | None) or describe_target(target).keys() - {'index'}:
+        raise ValueError(
+            f"target={requested!r} of a sweep must be a class index,"
+            " or None for each text's predicted class"
+        )
+    return index
+
+
+@contextlib.contextmanager
+def _ray_workers(inputs, workers, options):
+    "Yield what `_ray_pool` returns, on a cluster; check the workers' tokenizer."
+    with ray_cluster(workers or max(2, torch.cuda.device_count())) as ray:
+        parts, run_all = _ray_pool(ray, workers, options)
+        if parts['tokenizer'] != digest(inputs.tokenizer):
+            raise RuntimeError(
+                "the workers have another tokenizer than this process; give them"
+                " the same"
+            )
+        yield parts, run_all
+
+
+@contextlib.contextmanager
+def _one_worker(inputs, label, options):
+    "Yield the same of a model in this process."
+    worker = BatchWorker(inputs.model, inputs.tokenizer, name=label, **options)
+    yield worker.parts, lambda batches: ((b, worker.compute(b)) for b in batches)
+
+
+def _batches(windows, target, parts, size):
+    "Yield lists of (index, text, encoded, digest), the longest of each window first."
+    for window in windows:
+        _common_target(window, target)
+        of_texts = zip(count(window.first), window.texts, map(dict, window.encs))
+        # the digest is of all that decides a text's row, and of its place
+        examples = [(*x, digest([parts, x[0], x[2]])) for x in of_texts]
+        examples.sort(key=lambda x: -x[2]['input_ids'].shape[1])
+        for start in range(0, len(examples), size):
+            yield examples[start : start + size]
+
+
 @keeps_rows_in('out')
 @restores_state
 def sweep(
@@ -269,7 +320,7 @@ def sweep(
     texts: Texts,  # n strings, or pairs
     # the folder for sweep.json, which keeps the rows
     out: str | os.PathLike,
-    method: Methods = ('attn_lrp', 'cp_lrp'),  # one or several, see `audit`
+    method: Methods = SWEPT,  # one or several, see `audit`
     target: TargetOf = None,  # class, by index or name; None: each text's predicted one
     # for 'demo' and 'paper' the data set, see `load_model`; for a loaded model its
     # name in rows (None: the name in its config)
@@ -297,51 +348,26 @@ def sweep(
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
     if tokenizer is None:
         raise ValueError(f"{label} takes images, and this sweep explains texts")
+    cut = dict(truncation=truncation, max_length=max_length)
     move_to = None if device == 'auto' or engine == 'ray' else device
-    cut = dict(device=move_to, truncation=truncation, max_length=max_length)
-    cut['target'] = target
-    inputs, windows = CallInputs.windows(loaded, tokenizer, texts, **cut)
-    target = _common_target(inputs)
-    index = describe_target(target).get('index')
-    if not isinstance(index, int | None) or describe_target(target).keys() - {'index'}:
-        raise ValueError(
-            f"target={target!r} of a sweep must be a class index,"
-            " or None for each text's predicted class"
-        )
+    inputs, windows = CallInputs.windows(
+        loaded, tokenizer, texts, target=target, device=move_to, **cut
+    )
+    common = _common_target(inputs)
+    index = _class_index(common, target)
     options = dict(method=methods, target=index, device=device, precision=precision)
     config = dict(experiment='sweep', model=describe_model(inputs.model, label))
-    config |= dict(methods=recorded_methods(methods), target=index)
-    config |= dict(truncation=truncation, max_length=max_length)
+    config |= dict(methods=recorded_methods(methods), target=index, **cut)
     results = Results(out / 'sweep.json', config, fresh)
-    with contextlib.ExitStack() as stack:
-        if engine == 'plain':
-            worker = BatchWorker(inputs.model, inputs.tokenizer, name=label, **options)
-            run, parts, run_all = worker.compute, worker.parts, None
-        else:
-            n = workers or max(2, torch.cuda.device_count())
-            ray = stack.enter_context(ray_cluster(n))
-            options |= dict(model=model, name=name)
-            run, (parts, run_all) = None, _ray_pool(ray, workers, options)
-            if parts['tokenizer'] != digest(inputs.tokenizer):
-                raise RuntimeError(
-                    "the workers have another tokenizer than this process; give them"
-                    " the same"
-                )
-
-        def batches():
-            "Yield lists of texts, the longest of each window first."
-            for window in windows:
-                _common_target(window, target)
-                encs = map(dict, window.encs)
-                of_texts = zip(count(window.first), window.texts, encs)
-                # the digest is of all that decides a text's row, and of its place
-                examples = [(*x, digest([parts, x[0], x[2]])) for x in of_texts]
-                examples.sort(key=lambda x: -x[2]['input_ids'].shape[1])
-                for start in range(0, len(examples), batch_size):
-                    yield examples[start : start + batch_size]
-
-        call = batches(), run, 'sweep', progress, itemgetter(3)
-        results.extend(*call, inputs.total or 0, run_all)
+    if engine == 'plain':
+        workers_of_call = _one_worker(inputs, label, options)
+    else:
+        options |= dict(model=model, name=name)
+        workers_of_call = _ray_workers(inputs, workers, options)
+    with workers_of_call as (parts, run_all):
+        batches = _batches(windows, common, parts, batch_size)
+        how = dict(key_of=itemgetter(3), total=inputs.total or 0, run_all=run_all)
+        results.extend(batches, None, 'sweep', progress, **how)
     columns = ['index', 'method', 'r', 'text_sha256', 'target']
     rows = _frame(results.iter_rows(), columns)
     table = sweep_table(rows).loc[list(methods)]

@@ -43,7 +43,8 @@ from ..models.encoding import MEDIA_INPUTS, is_encoding, special_mask
 from ..models.objects import DifferentAnswer, is_function, unwrap
 from ..models.parts import Parts, is_parts
 from ..models.structure import proofs_of, provenance, walk_once
-from ..records import Attribution, Attributions, Comparison
+from ..records.attribution import Attribution
+from ..records.attributions import Attributions, Comparison
 
 # %% ../../nbs/lib/methods.ipynb #00000010
 @torch.no_grad()

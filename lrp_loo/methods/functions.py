@@ -29,7 +29,8 @@ from ..inputs.targets import TargetOf
 from ..inputs.units import UnitsOf, spans_by_unit, text_spans
 from .table import method_name
 from ..models.encoding import as_texts, check_text
-from ..records import Attribution, Attributions
+from ..records.attribution import Attribution
+from ..records.attributions import Attributions
 from ..records.display import LEAST_EFFECT
 from ..records.results import Results, as_results
 

@@ -72,26 +72,26 @@ def _image_figure(a):
 
 def _axis_limits(maps):
     "Return the limits of the axis, which contain all content tokens and intervals."
-    parts = [torch.zeros(1)]
+    values = [torch.zeros(1)]
     for a in maps:
-        parts.append(a.scores[~outside_scale(a)].float())
-        parts.append(torch.tensor(a.intervals).flatten())
+        values.append(a.scores[~outside_scale(a)].float())
+        values.append(torch.tensor(a.intervals).flatten())
         if not a.has_effect:  # its bars are to look as small as they are
-            parts.append(LEAST_EFFECT * a.own_scale * torch.tensor([-1.0, 1.0]))
-    values = torch.cat(parts)
+            values.append(LEAST_EFFECT * a.own_scale * torch.tensor([-1.0, 1.0]))
+    values = torch.cat(values)
     low, high = map(float, values[values.isfinite()].aminmax())
     margin = 0.08 * ((high - low) or 1)
     return low - margin, high + margin
 
 
-def _bars(ax, a, part):
-    "Draw the scores of tokens `part` (indices) as a row of bars, with intervals."
+def _bars(ax, a, indices):
+    "Draw the scores of some tokens as a row of bars, with intervals and names."
     outside, intervals, has_effect = outside_scale(a), a.intervals, a.has_effect
-    for x, t in enumerate(part):
-        score = float(a.scores[t])
-        if not math.isnan(intervals[t][0]):
-            ax.plot([x, x], intervals[t], color='.15', lw=1)
-        if outside[t]:
+    for x, i in enumerate(indices):
+        score = float(a.scores[i])
+        if not math.isnan(intervals[i][0]):
+            ax.plot([x, x], intervals[i], color='.15', lw=1)
+        if outside[i]:
             ax.bar(x, score, facecolor='w', edgecolor='.45', hatch='/////', lw=0.6)
         else:
             colour = matplotlib_rgb(UP if score > 0 else DOWN)
@@ -100,6 +100,20 @@ def _bars(ax, a, part):
     ax.set_ylabel(f'{a.method}\n{a.number_called}', fontsize=8, parse_math=False)
     ax.tick_params(axis='y', labelsize=7)
     ax.spines[['top', 'right']].set_visible(False)
+    style = dict(rotation=60, ha='right', rotation_mode='anchor', fontsize=8)
+    names = [text for _, text in display_text(a)[indices.start : indices.stop]]
+    ax.set_xticks(range(len(indices)), names, parse_math=False, **style)
+    if indices.start == 0:
+        title = f'{headline(a)}\n{no_effect_note(a)}'.strip()
+        ax.set_title(title, fontsize=9, loc='left', parse_math=False)
+
+
+def _figure_note(maps):
+    "Return what stands below the bars: the strongest score, and what is hatched."
+    notes = [describe_strongest(*maps)] if any(a.has_effect for a in maps) else []
+    if outside := outside_scale_label(*maps):
+        notes.append(f'{outside} are left out of the scale (hatched)')
+    return ' · '.join(notes)
 
 
 def attributions_figure(maps: Sequence[Any]) -> 'Figure':
@@ -108,37 +122,28 @@ def attributions_figure(maps: Sequence[Any]) -> 'Figure':
     """
     if len(maps) == 1 and 'grid' in maps[0].info:
         return _image_figure(maps[0])
-    parts = [
-        (a, range(s, min(s + PER_ROW, len(a))))
+    rows = [
+        (a, range(start, min(start + PER_ROW, len(a))))
         for a in maps
-        for s in range(0, len(a), PER_ROW)
+        for start in range(0, len(a), PER_ROW)
     ]
-    if any('grid' in a.info for a in maps) or not 0 < len(parts) <= MOST_ROWS:
+    if any('grid' in a.info for a in maps) or not 0 < len(rows) <= MOST_ROWS:
         raise ValueError(
-            f"{len(maps)} texts with {len(parts)} rows of bars; one picture shows 1 to"
+            f"{len(maps)} texts with {len(rows)} rows of bars; one picture shows 1 to"
             f" {MOST_ROWS} rows, or one image: plot one of them, or a part (maps[:10])"
         )
     plt = needs('matplotlib.pyplot', 'plot')
     width = min(max(map(len, maps)), PER_ROW)
-    notes = [describe_strongest(*maps)] if any(a.has_effect for a in maps) else []
-    if outside := outside_scale_label(*maps):
-        notes.append(f'{outside} are left out of the scale (hatched)')
     inches = max(3.0, 0.42 * width + 1)
-    note = fill(' · '.join(notes), int(18 * inches))
-    size = (inches, 1.8 * len(parts) + 0.12 * note.count('\n') + 0.2)
+    note = fill(_figure_note(maps), int(18 * inches))
+    size = (inches, 1.8 * len(rows) + 0.12 * note.count('\n') + 0.2)
     layout = dict(figsize=size, layout='constrained', squeeze=False)
-    fig, axes = plt.subplots(len(parts), 1, **layout)
+    fig, axes = plt.subplots(len(rows), 1, **layout)
     has_one_method = len({a.method for a in maps}) == 1
-    for ax, (a, part) in zip(axes[:, 0], parts):
-        _bars(ax, a, part)
+    for ax, (a, indices) in zip(axes[:, 0], rows):
+        _bars(ax, a, indices)
         limits = _axis_limits(maps if has_one_method else [a])
         ax.set(xlim=(-0.6, width - 0.4), ylim=limits)
-        style = dict(rotation=60, ha='right', rotation_mode='anchor', fontsize=8)
-        _, names = zip(*display_text(a)[part.start : part.stop])
-        ax.set_xticks(range(len(part)), names, parse_math=False, **style)
-        if part.start == 0:
-            title = f'{headline(a)}\n{no_effect_note(a)}'.strip()
-            ax.set_title(title, fontsize=9, loc='left', parse_math=False)
     fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right', parse_math=False)
     return fig
 

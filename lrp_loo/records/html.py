@@ -78,11 +78,21 @@ def token_views(
 ) -> list[dict]:  # a dict per token
     "Return the template's values for each token (or patch of an image)."
     top = scale_top(a) if top is None else top
-    notes, flags, ends = exactness_notes(a), image_flags(a), a.intervals
-    shown, outside = display_text(a), outside_scale(a).tolist()
+    flags, titles, outside = image_flags(a), _token_titles(a), outside_scale(a).tolist()
     views = []
-    for i, token, score, is_special, _ in a:
-        (gap, text), (low, high) = shown[i], ends[i]
+    for (i, _, score, *_), (gap, text) in zip(a, display_text(a)):
+        sign = ('raises' if score > 0 else 'lowers') if score and top < math.inf else ''
+        view = dict(gap=gap, text=text, title=titles[i], score=score, apart=outside[i])
+        view |= dict(faint=abs(score) < FAINT * top, style=_cell_style(score, top))
+        view['sign'] = '' if outside[i] else sign
+        views.append(view | TEXT_FLAGS | flags.get(i, {}))
+    return views
+
+
+def _token_titles(a):
+    "Return what each token says under the pointer: its score and how it is known."
+    titles, notes, outside = [], exactness_notes(a), outside_scale(a).tolist()
+    for (i, token, score, is_special, _), (low, high) in zip(a, a.intervals):
         title = f'{token} {score:+.4f}{notes[i]}'
         if not math.isnan(low):
             confidence = f"{a.info['confidence']:.0%}"
@@ -90,21 +100,20 @@ def token_views(
         if outside[i]:
             kind = 'special token' if is_special else 'not part of the text'
             title += f' ({kind}, outside the scale)'
-        share = 100 * min(1, abs(score / (top or 1.0)))
-        names = (UP, 'up', 'raises') if score > 0 else (DOWN, 'down', 'lowers')
-        colour, line, sign = names
-        # white is the background if a viewer does not support `color-mix`
-        style = (
-            f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
-            f'var(--lrp-fill-{line},rgb{colour}) {share * STRENGTH:.4g}%,var(--lrp-paper,#fff));'
-            f'border-color:color-mix(in srgb,var(--lrp-{line}) {share:.4g}%,transparent)'
-            ';color:var(--lrp-ink,#111)'
-        )
-        view = dict(gap=gap, text=text, title=title, score=score, apart=outside[i])
-        view |= dict(faint=abs(score) < FAINT * top, style=style)
-        view['sign'] = sign if share and not outside[i] else ''
-        views.append(view | TEXT_FLAGS | flags.get(i, {}))
-    return views
+        titles.append(title)
+    return titles
+
+
+def _cell_style(score, top):
+    "Return the CSS of a token's cell; white without support for `color-mix`."
+    share = 100 * min(1, abs(score / (top or 1.0)))
+    colour, line = (UP, 'up') if score > 0 else (DOWN, 'down')
+    return (
+        f'background:rgb{score_colour(score, top)};background:color-mix(in srgb,'
+        f'var(--lrp-fill-{line},rgb{colour}) {share * STRENGTH:.4g}%,var(--lrp-paper,#fff));'
+        f'border-color:color-mix(in srgb,var(--lrp-{line}) {share:.4g}%,transparent)'
+        ';color:var(--lrp-ink,#111)'
+    )
 
 
 def axis_position(

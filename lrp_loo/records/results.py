@@ -169,25 +169,17 @@ class Results:
         whole, so that a resumed run has the same batches, and the same last digits,
         as an uninterrupted one.
         """
-        key_of, self._keys = key_of or self._default_digest, {}
+        self._keys = {}
         if total is None:
             batches = list(batches)
             total = sum(map(len, batches))
-
-        def missing():
-            "Yield the batches that lack a row."
-            for batch in batches:
-                keys = {example[0]: key_of(example) for example in batch}
-                self._keys |= keys
-                if self._lines.keys() >= set(keys.values()):
-                    bar.update(len(batch))
-                else:
-                    yield batch
-
+        run_all = run_all or (
+            lambda batches: ((batch, run(batch)) for batch in batches)
+        )
         try:
             with progress_bar(None, progress, total=total, desc=desc) as bar:
-                in_order = ((batch, run(batch)) for batch in missing())
-                for batch, rows in run_all(missing()) if run_all else in_order:
+                missing = self._missing(batches, key_of or self._default_digest, bar)
+                for batch, rows in run_all(missing):
                     for (i, *_), row in zip(batch, rows):
                         if self._keys[i] not in self._lines:
                             self.add(dict(i=i, digest=self._keys[i]) | row)
@@ -195,6 +187,16 @@ class Results:
                 bar.total = bar.n  # without copies
         finally:
             self.save()
+
+    def _missing(self, batches, key_of, bar):
+        "Note the digests of all examples; yield the batches that lack a row."
+        for batch in batches:
+            keys = {example[0]: key_of(example) for example in batch}
+            self._keys |= keys
+            if self._lines.keys() >= set(keys.values()):
+                bar.update(len(batch))
+            else:
+                yield batch
 
     def save(self) -> None:
         "Write config, versions, rows and, if there is one, `summary`, as one document."
@@ -266,44 +268,47 @@ def _read_lines(path):
     """Return what a file holds, with (digest, text) of each row. Raise ValueError for
     no results, or a row that was changed.
     """
+    path = stored_path(path)
+    with reading(path, 'is not a results file'):
+        content = _parse(read_content(path).decode())
+    # of two calls that wrote at the same time, the rows of one are others
+    keys, indices = dict(content['rows']), {_index(x) for _, x in content['rows']}
+    for key, line in dict(content.pop('appended')).items():
+        if key not in keys:
+            content['others' if _index(line) in indices else 'rows'].append((key, line))
+            indices.add(_index(line))
+    return content
+
+
+def _parse(text):
+    """Return the content of a file, with (digest, text) of each row in `rows`, `others`
+    and `appended`.
+    """
     matches = []  # of rows that are not parsed; null stands for each
 
     def take(match):
         matches.append(match)
         return f'null{match["comma"]}'
 
-    path = stored_path(path)
-    with reading(path, 'is not a results file'):
-        text = _ROW.sub(take, read_content(path).decode())
-        content, end = json.JSONDecoder().raw_decode(text)
-        content = dict(others=[]) | content if isinstance(content, dict) else content
-        check_fields(content, dict(config=dict, versions=dict, rows=list, others=list))
-        check_fields(dict(summary={}) | content, dict(summary=dict))
-        head = ('config', 'versions', 'summary', 'checksum')
-        check_seal({k: content[k] for k in head if k in content}, 'its head')
-        content.pop('checksum', None)
-        *appended, last = text[end:].split('\n')  # the last line may be cut off
-        parts = {name: content[name] for name in ('rows', 'others')}
-        n_appended = appended.count('null') + (last == 'null')
-        parts['appended'] = [None] * n_appended
-        n_matches = sum(rows.count(None) for rows in parts.values())
-        if n_matches != len(matches) or set(appended) - {'', 'null'}:
-            raise ValueError("it holds a row, or a line at its end, that is none")
-        rest = iter(matches)
-        lines = {
-            name: [
-                _checked(next(rest) if row is None else row, f'{name}[{k}]')
-                for k, row in enumerate(rows)
-            ]
-            for name, rows in parts.items()
-        }
-    # of two calls that wrote at the same time, the rows of one are others
-    keys, indices = dict(lines['rows']), {_index(line) for _, line in lines['rows']}
-    for key, line in dict(lines.pop('appended')).items():
-        if key not in keys:
-            lines['others' if _index(line) in indices else 'rows'].append((key, line))
-            indices.add(_index(line))
-    return content | lines
+    text = _ROW.sub(take, text)
+    content, end = json.JSONDecoder().raw_decode(text)
+    content = dict(others=[]) | content if isinstance(content, dict) else content
+    check_fields(content, dict(config=dict, versions=dict, rows=list, others=list))
+    check_fields(dict(summary={}) | content, dict(summary=dict))
+    head = ('config', 'versions', 'summary', 'checksum')
+    check_seal({k: content[k] for k in head if k in content}, 'its head')
+    content.pop('checksum', None)
+    *appended, last = text[end:].split('\n')  # the last line may be cut off
+    lists = {name: content[name] for name in ('rows', 'others')}
+    lists['appended'] = [None] * (appended.count('null') + (last == 'null'))
+    n_matches = sum(rows.count(None) for rows in lists.values())
+    if n_matches != len(matches) or set(appended) - {'', 'null'}:
+        raise ValueError("it holds a row, or a line at its end, that is none")
+    unparsed = iter(matches)
+    for name, rows in lists.items():
+        rows = [next(unparsed) if row is None else row for row in rows]
+        content[name] = [_checked(row, f'{name}[{k}]') for k, row in enumerate(rows)]
+    return content
 
 
 def _checked(row, where):

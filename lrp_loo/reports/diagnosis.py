@@ -29,7 +29,8 @@ from ..loo.engines import WholeText, read_subsets
 from ..loo.removals import Removal, as_removal, fill_id
 from ..methods import add_provenance, check_own_answer
 from ..models.structure import name_of_model, walk_once
-from ..records import Attribution, Attributions
+from ..records.attribution import Attribution
+from ..records.attributions import Attributions
 from ..records.base import Record, in_lines
 from ..records.display import scale_top
 from ..records.html import render, token_views
@@ -53,14 +54,16 @@ def _lead_over_next(index, n_classes):
     return (index, 1 - index) if n_classes == 2 else lead
 
 
-def _words_of_text(inputs, i):
-    "Return the word of each unit, without case; None for what is no content."
-    units, content = inputs.units[i], inputs.content[i]
-    is_word = ~units.is_special
-    if content is not None:
-        is_word = is_word & content_entries(content, units)
-    names = zip(units.names, is_word)
-    return [name.casefold() if is_content else None for name, is_content in names]
+def _words(inputs):
+    "Return the word of each unit of each text, without case; None for no content."
+    words = []
+    for units, content in zip(inputs.units, inputs.content):
+        is_word = ~units.is_special
+        if content is not None:
+            is_word = is_word & content_entries(content, units)
+        pairs = zip(units.names, is_word)
+        words.append([name.casefold() if known else None for name, known in pairs])
+    return words
 
 
 def _frequent_pairs(texts, min_count):
@@ -70,42 +73,43 @@ def _frequent_pairs(texts, min_count):
     return {pair for pair, n in counts.items() if n >= least and None not in pair}
 
 
-def _places_of(words, pairs):
+def _units_of_words(words, pairs):
     "Return the units of each word, and of each run of words that are often adjacent."
-    places, run = {}, []
+    units, run = {}, []
     for k, word in enumerate(words):
         if word is not None:
-            places.setdefault(word, []).append(k)
+            units.setdefault(word, []).append(k)
         if run and (words[run[-1]], word) not in pairs:
             run = []
         run = [*run, k]
         if len(run) > 1 and (word, *words[k + 1 : k + 2]) not in pairs:
-            places.setdefault(' '.join(words[j] for j in run), []).extend(run)
-    return places
+            units.setdefault(' '.join(words[j] for j in run), []).extend(run)
+    return units
 
 
-def _check_rest(inputs, places):
+def _check_rest(inputs, units_of_words):
     "Raise ValueError for a text of which nothing is left without one of its words."
-    for i, (units, of_text) in enumerate(zip(inputs.units, places)):
+    for i, (units, of_words) in enumerate(zip(inputs.units, units_of_words)):
         everything = {*units.number.tolist()}
-        if any(everything <= {*removed} for removed in of_text.values()):
+        if any(everything <= {*removed} for removed in of_words.values()):
             raise ValueError(
                 f"texts[{i}]: without its only word nothing is left of this text for"
                 " the model to read; leave the text out"
             )
 
 
-def _rows_of_texts(inputs, places, removal):
+def _rows_of_texts(inputs, units_of_words, removal):
     "Return a row per text: its answer, the answer's lead, and each word's effect."
     model, n_classes, encs = inputs.model, len(class_names(inputs.model)), inputs.encs
     chosen = [int(WholeText(model, enc).row.argmax()) for enc in encs]
     targets = [_lead_over_next(index, n_classes) for index in chosen]
     rows, keeps = [], []
-    for units, of_text in zip(inputs.units, places):
-        removed = map(torch.tensor, of_text.values())
+    for units, of_words in zip(inputs.units, units_of_words):
+        removed = map(torch.tensor, of_words.values())
         keeps.append(torch.stack([~torch.isin(units.number, x) for x in removed]))
-    how = removal, fill_id(inputs.tokenizer, removal)
-    for k, values in enumerate(read_subsets(model, encs, keeps, targets, *how)):
+    fill = fill_id(inputs.tokenizer, removal)
+    outputs = read_subsets(model, encs, keeps, targets, removal, fill)
+    for k, values in enumerate(outputs):
         lead = float(values.value)
         check_own_answer(model, inputs.tokenizer, encs[k], targets[k], lead)
         effects = (values.value - values.values).tolist()
@@ -113,18 +117,27 @@ def _rows_of_texts(inputs, places, removal):
     return rows
 
 
-def _as_map(inputs, i, words, effects, row, names):
-    "Return a text's row as an `Attribution`; a word has its effect at every place."
-    units, spans, name = inputs.units[i], inputs.token_spans[i], names[row['answer']]
+def _as_map(inputs, row, words, effects, names):
+    "Return a text's row as an `Attribution`; all units of a word have its effect."
+    i, name = row['i'], names[row['answer']]
+    units, spans = inputs.units[i], inputs.token_spans[i]
     is_word = torch.tensor([word is not None for word in words])
     info = dict(text=inputs.texts[i], lead=row['lead'], predicted=name)
     info |= dict(unit_of_token=units.number.tolist())
     info['exact'] = is_word.nonzero()[:, 0].tolist()
     if spans is not None:
         info['spans'] = spans_of_units(spans, units)
-    scores = torch.tensor([effects.get(word, 0.0) for word in words])
-    parts = units.names, scores, units.is_special, 'lead', row['lead'], 'loo', name
-    return Attribution(*parts, None, info, is_word)
+    return Attribution(
+        units.names,
+        torch.tensor([effects.get(word, 0.0) for word in words]),
+        units.is_special,
+        target='lead',
+        logit=row['lead'],
+        method='loo',
+        label=name,
+        info=info,
+        is_content=is_word,
+    )
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #00000008
 def _check_classifier(model):
@@ -170,16 +183,26 @@ WORD_COLUMNS += ['p', 'is_shortcut']
 def _effect_rows(maps, effects, labels):
     "Return a row per text and word: its effect, and whether the answer turns."
     rows = []
-    for k, (a, of_text, label) in enumerate(zip(maps, effects, labels)):
+    for k, (a, of_words, label) in enumerate(zip(maps, effects, labels)):
+        strongest = max(of_words, key=of_words.get)
         row = {'text': k, 'class': a.label, 'label': label}
-        for word, score in of_text.items():
-            is_carrier = (
-                word == max(of_text, key=of_text.get) and score >= a.least_reason
-            )
-            row |= dict(word=word, score=score, turned=score > a.logit, copy=False)
-            rows.append(row | dict(carries=row['turned'] or is_carrier))
+        for word, score in of_words.items():
+            turned = score > a.logit
+            carries = turned or (word == strongest and score >= a.least_reason)
+            row |= dict(word=word, score=score, turned=turned, copy=False)
+            rows.append(row | dict(carries=carries))
     rows = pd.DataFrame(rows)
     return rows.assign(chance=rows.groupby('text').turned.transform('mean'))
+
+
+def _answer_table(maps, map_of_text, labels, effects):
+    "Return a row per text, copies too: its answer, label, and the word that carries it."
+    carriers = effects[effects.carries].sort_values('score').groupby('text').word.last()
+    answers = pd.DataFrame(maps[map_of_text].reasons()).drop(columns='largest score')
+    answers.insert(2, 'label', labels)
+    answers['lead'] = [maps[k].logit for k in map_of_text]
+    answers['carried_by'] = carriers.reindex(map_of_text).fillna('').tolist()
+    return answers.assign(map=map_of_text)
 
 
 def _shortcut_table(rows, min_count, expected):
@@ -334,36 +357,33 @@ def diagnose(
     inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
     names = _check_classifier(inputs.model)
     labels = _class_of_labels(labels, names, len(inputs.texts))
-    words = [_words_of_text(inputs, i) for i in range(len(labels))]
+    words = _words(inputs)
     pairs = _frequent_pairs({*map(tuple, words)}, min_count)
-    places = [_places_of(of_text, pairs) for of_text in words]
-    _check_rest(inputs, places)
-    removal = as_removal(removal, inputs.encs[0])
 
-    def places_of(inputs):
-        words = [_words_of_text(inputs, i) for i in range(len(inputs))]
-        return [_places_of(of_text, pairs) for of_text in words]
+    def units_of_words(inputs):
+        return [_units_of_words(of_text, pairs) for of_text in _words(inputs)]
 
     def run(texts):
-        return _rows_of_texts(texts, places_of(texts), removal)
+        return _rows_of_texts(texts, units_of_words(texts), removal)
 
-    call = (inputs, [inputs], {}, run, results, progress)
-    how = dict(of_text=places_of, removal=removal)
-    results, keys = rows_of_texts('diagnose', *call, **how)
-    maps, effects, unique = Attributions(), [], []
-    for row in results.rows:
-        unique.append(i := row['i'])
-        effects.append(dict(zip(places[i], row['effects'])))
-        maps.append(_as_map(inputs, i, words[i], effects[-1], row, names))
+    of_words = units_of_words(inputs)
+    _check_rest(inputs, of_words)
+    removal = as_removal(removal, inputs.encs[0])
+    how = dict(of_text=units_of_words, removal=removal)
+    results, keys = rows_of_texts(
+        'diagnose', inputs, [inputs], {}, run, results, progress, **how
+    )
+    unique = [row['i'] for row in results.rows]
+    effects = [dict(zip(of_words[x['i']], x['effects'])) for x in results.rows]
+    maps = Attributions(
+        _as_map(inputs, row, words[row['i']], of_text, names)
+        for row, of_text in zip(results.rows, effects)
+    )
     add_provenance(maps, inputs.model, {}, **inputs.info)
     rows = _effect_rows(maps, effects, [labels[i] for i in unique])
-    carriers = rows[rows.carries].sort_values('score').groupby('text').word.last()
-    of_row = [unique.index(keys.index(key)) for key in keys]
-    answers = pd.DataFrame(maps[of_row].reasons()).drop(columns='largest score')
-    answers.insert(2, 'label', labels)
-    answers['lead'] = [maps[k].logit for k in of_row]
-    answers['carried_by'] = carriers.reindex(of_row).fillna('').tolist()
-    answers['map'] = of_row
+    answers = _answer_table(
+        maps, [unique.index(keys.index(x)) for x in keys], labels, rows
+    )
     expected = [word.casefold() for word in expected]
     table = _shortcut_table(rows, min_count, expected)
     model_name = name_of_model(inputs.model)

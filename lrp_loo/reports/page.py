@@ -45,6 +45,61 @@ def _rounded_scores(a):
     return [float(f'{v:.6g}') for v in a.scores.tolist()]
 
 
+def _explain_by(methods, call, **options):
+    "Explain a text by some methods; the first determines the target of the others."
+    maps, (target,) = [], call.targets
+    for name in methods:
+        arguments = (call.model, call.tokenizer, call.texts, name, target)
+        maps += explain(*arguments, **options)
+        target = fix_index(target, maps[0].target)
+    return maps
+
+
+def _bypass_scores(call, target):
+    "Return the scores of AttnLRP for each set of bypassed layers."
+    n = n_layers(call.model)
+    scores = {}
+    for name, layers in bypass_sets(n).items() if n else ():
+        arguments = (call.model, call.tokenizer, call.encs, 'attn_lrp', target)
+        scores[name] = _rounded_scores(
+            explain_batch(*arguments, bypass_softmax=layers)[0]
+        )
+    return scores
+
+
+def _tokens(a):
+    "Return what the page shows of each token."
+    tokens = []
+    for t, (gap, shown), name in zip(a, display_text(a), distinct_names(a)):
+        kind = '' if t.is_content else 'special' if t.is_special else 'template'
+        token = dict(gap=gap, kind=kind, token=printable(t.token), shown=shown)
+        tokens.append(token | dict(name=name))
+    return tokens
+
+
+def _texts_of_methods(maps, labels):
+    "Return the page's entries that have a value for each method."
+    number = maps[0].number_called
+    unit = {
+        a.method: sentence_template(a.method, number, a.exact, labels.get(a.method, ''))
+        for a in maps
+    }
+    notes = {a.method: exactness_notes(a) for a in maps}
+    return dict(
+        methods={a.method: _rounded_scores(a) for a in maps},
+        labels=labels,
+        least={a.method: a.least_reason for a in maps},
+        does={name: METHODS[name].does for name in labels},
+        unit=unit | dict(lrp=sentence_template('lrp', number, called='LRP')),
+        none={a.method: no_effect_note(a) for a in maps if not a.has_effect},
+        joint={a.method: ' '.join(joint_notes(a)) for a in maps},
+        spent={a.method: a.spent for a in maps if a.spent},
+        how={
+            method: of_tokens for method, of_tokens in notes.items() if any(of_tokens)
+        },
+    )
+
+
 def page_data(
     model: Model,  # the parameters are those of `explain_page`
     tokenizer: Tokenizer,
@@ -61,14 +116,8 @@ def page_data(
         raise ValueError("method is empty; give at least one")
     call = CallInputs.from_args(model, tokenizer, text, target=target, **encoding)
     options = {k: v for k, v in encoding.items() if k in ('truncation', 'max_length')}
-    L = n_layers(call.model)
-    (target,), is_predicted = call.targets, target is None
-    maps = []
-    for name in methods:  # the first explanation determines the target of the others
-        arguments = (call.model, call.tokenizer, call.texts, name, target)
-        maps += explain(*arguments, **options)
-        target = fix_index(target, maps[0].target)
-    a, content = maps[0], call.content[0]
+    maps = _explain_by(methods, call, **options)
+    a, content, model = maps[0], call.content[0], call.model
     a.is_content = a.is_content if content is None else content & ~a.is_special
     a.info |= call.info
     name = a.label or a.explained
@@ -76,43 +125,20 @@ def page_data(
     value = f'{a.number_called} {a.logit:.3g}'
     if a.probability is not None:
         value = f'with a probability of {format_probability(a.probability)}'
-    subject = "The model's answer" if is_predicted else 'Explained class'
-    sets = bypass_sets(L) if L else {}
-    arguments = (call.model, call.tokenizer, call.encs, 'attn_lrp', target)
-    by_set = {k: explain_batch(*arguments, bypass_softmax=v) for k, v in sets.items()}
-    tokens = []
-    for t, (gap, shown), unique in zip(a, display_text(a), distinct_names(a)):
-        kind = '' if t.is_content else 'special' if t.is_special else 'template'
-        names = dict(token=printable(t.token), shown=shown, name=unique)
-        tokens.append(dict(gap=gap, kind=kind, **names))
+    subject = "The model's answer" if target is None else 'Explained class'
     labels = {m: METHODS[m].label or m for m in methods if m in METHODS}
-    logit = a.number_called
-    unit = {
-        m.method: sentence_template(m.method, logit, m.exact, labels.get(m.method, ''))
-        for m in maps
-    }
-    model_name = name_of_model(call.model)
-    return dict(
+    return _texts_of_methods(maps, labels) | dict(
         answer=f'{subject}: {name}, {value}',
         number=f"The {a.number_called} is the model's score for “{name}”, here"
         f' {a.logit:.3g}; a higher score makes this answer more likely.',
         what=headline(a),
-        about=f'{model_name}: {type(call.model).__name__}, {L} layers · {len(a)} tokens'
-        ' · by lrp_loo',
-        methods={m.method: _rounded_scores(m) for m in maps},
-        labels=labels,
-        model=model_name,
-        least={m.method: m.least_reason for m in maps},
+        about=f'{name_of_model(model)}: {type(model).__name__}, {n_layers(model)} layers'
+        f' · {len(a)} tokens · by lrp_loo',
+        model=name_of_model(model),
         no_reason=NO_REASON,
-        does={m: METHODS[m].does for m in labels},
-        unit=unit | dict(lrp=sentence_template('lrp', logit, called='LRP')),
-        none={m.method: no_effect_note(m) for m in maps if not m.has_effect},
-        joint={m.method: ' '.join(joint_notes(m)) for m in maps},
-        spent={m.method: m.spent for m in maps if m.spent},
-        how={m.method: exactness_notes(m) for m in maps if any(exactness_notes(m))},
-        sets={name: _rounded_scores(a) for name, (a,) in by_set.items()},
+        sets=_bypass_scores(call, fix_index(call.targets[0], a.target)),
         has_r=int(a.is_content.sum()) >= FEWEST_TOKENS,
-        tokens=tokens,
+        tokens=_tokens(a),
     )
 
 

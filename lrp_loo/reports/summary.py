@@ -31,7 +31,7 @@ from ..inputs.targets import TargetOf
 from ..inputs.units import text_spans
 from ..methods import explain_window
 from ..models.encoding import as_texts
-from ..records import SIGNS, Attribution
+from ..records.attribution import SIGNS, Attribution
 from ..records.base import WIDTH, Record, in_lines, pack_value, plain
 from ..records.base import record_html, unpack_value
 from ..records.display import DOWN, LEAST_REASON, UP, display_tokens
@@ -108,25 +108,27 @@ def _check_maps(maps, units):
             f"units={units!r}, and {len(of_words)} of {len(maps)} maps are of words or"
             " longer units; explain all texts with these units"
         )
-    for token in (token for a in of_words for token in a.tokens):
-        if re.search(r'\s', token):
-            raise ValueError(
-                f"{token!r} is not a word; explain with units='word' or 'token'"
-            )
-    values = dict(  # all maps must have the same
-        methods=[a.called for a in maps],
-        # a model is its weights, whatever its name
-        models=list({a.info['weights']: a.made_by for a in maps if a.made_by}.values()),
-        numbers=[a.number_called for a in maps],
-        # of a question: 'start' or 'end'
-        answers=[str(a.info.get('answer')) for a in maps],
-    )
-    for name, of_maps in values.items():
-        if len(different := list(dict.fromkeys(of_maps))) > 1:
-            raise ValueError(
-                f"maps of different {name} ({' and '.join(different[:3])}) cannot be"
-                " averaged; summarize those of each, then compare_summaries"
-            )
+    spaced = [token for a in of_words for token in a.tokens if re.search(r'\s', token)]
+    if spaced:
+        raise ValueError(
+            f"{spaced[0]!r} is not a word; explain with units='word' or 'token'"
+        )
+    _check_same('methods', [a.called for a in maps])
+    # a model is its weights, whatever its name
+    models = {a.info['weights']: a.made_by for a in maps if a.made_by}
+    _check_same('models', models.values())
+    _check_same('numbers', [a.number_called for a in maps])
+    # of a question: 'start' or 'end'
+    _check_same('answers', [str(a.info.get('answer')) for a in maps])
+
+
+def _check_same(name, values):
+    "Raise ValueError if these values of the maps differ."
+    if len(different := list(dict.fromkeys(values))) > 1:
+        raise ValueError(
+            f"maps of different {name} ({' and '.join(different[:3])}) cannot be"
+            " averaged; summarize those of each, then compare_summaries"
+        )
 
 
 def _group_names(maps, by_class):
@@ -488,10 +490,10 @@ def summarize_texts(
         maps = explain_window(texts, method, batch_size, options)
         return [dict(record=pack_value(a)) for a in maps]
 
-    call = (inputs, windows, methods, run, results, progress, batch_size)
-    results, keys = rows_of_texts('summarize', *call)
-    rows = {row['digest']: row['record'] for row in results.iter_rows()}
-    maps = {key: unpack_value(record) for key, record in rows.items()}
+    results, keys = rows_of_texts(
+        'summarize', inputs, windows, methods, run, results, progress, batch_size
+    )
+    maps = {row['digest']: unpack_value(row['record']) for row in results.iter_rows()}
     return summarize([maps[key] for key in keys], units, by_class, min_count)
 
 # %% ../../nbs/lib/reports_summary.ipynb #beb3948f
@@ -587,11 +589,6 @@ def compare_summaries(
                 "compare_summaries takes two results of `summarize`, got"
                 f" {type(s).__name__}"
             )
-    methods, models = (first.method, second.method), (first.model, second.model)
-    different = [names for names in (methods, models) if names[0] != names[1]]
-    if first.weights != second.weights:
-        different.append([f'{s.model} {s.weights}' for s in (first, second)])
-    names = tuple((*different, ('first', 'second'))[0])
     rows = _join_occurrences(first, second)
     shared = rows[rows['class'] == rows.other_class]
     if not len(shared):
@@ -602,6 +599,21 @@ def compare_summaries(
     scale = tuple(float(np.sqrt((shared[c] ** 2).mean())) for c in ('first', 'second'))
     if not all(scale):
         raise ValueError("all scores of a summary are 0; nothing to compare")
+    words = _difference_table(shared, scale, first.min_count)
+    return SummaryComparison(_names(first, second), _text_table(rows), words, scale)
+
+
+def _names(first, second):
+    "Return what tells two summaries apart: methods, models, or their weights."
+    methods, models = (first.method, second.method), (first.model, second.model)
+    different = [names for names in (methods, models) if names[0] != names[1]]
+    if first.weights != second.weights:
+        different.append([f'{s.model} {s.weights}' for s in (first, second)])
+    return tuple((*different, ('first', 'second'))[0])
+
+
+def _text_table(rows):
+    "Return a row per text with its r, the smallest first; NaN for different classes."
     texts = []
     for index, words in rows.groupby('text'):
         one, two = (torch.tensor(words[c].to_numpy()) for c in ('first', 'second'))
@@ -609,6 +621,4 @@ def compare_summaries(
         r = agreement(one, two, torch.zeros(len(words), dtype=torch.bool))
         texts.append((index, name, other, r if name == other else np.nan))
     texts = pd.DataFrame(texts, columns=['text', 'class', 'other_class', 'r'])
-    texts = texts.sort_values('r', ignore_index=True)
-    words = _difference_table(shared, scale, first.min_count)
-    return SummaryComparison(names, texts, words, scale)
+    return texts.sort_values('r', ignore_index=True)

@@ -24,7 +24,8 @@ from ..methods import add_provenance, explain, explain_batch
 from ..models.encoding import as_texts, check_text, encode, max_tokens
 from ..models.encoding import special_mask
 from ..models.objects import unwrap
-from ..records import Attribution, Attributions
+from ..records.attribution import Attribution
+from ..records.attributions import Attributions
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #00000005
 class Entity(NamedTuple):

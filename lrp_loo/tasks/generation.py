@@ -45,7 +45,8 @@ from ..models.multipart import EncoderDecoder
 from ..models.objects import generation_settings, is_function
 from ..models.parts import is_parts
 from ..models.structure import device_of
-from ..records import Attribution, Comparison, Generation
+from ..records.attribution import Attribution
+from ..records.attributions import Comparison, Generation
 
 # %% ../../nbs/lib/tasks_generation.ipynb #00000006
 def check_generates(model: Any) -> None:

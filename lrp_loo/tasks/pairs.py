@@ -26,7 +26,7 @@ from ..methods.functions import plain_text, read_number
 from ..models.encoding import TOKEN_BUDGET
 from ..models.objects import is_function
 from ..models.structure import device_of
-from ..records import Pairs
+from ..records.pairs import Pairs
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
 def _pair_scores(losses, pairs):
