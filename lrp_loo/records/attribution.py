@@ -342,7 +342,8 @@ class Attribution(Record, Sequence[ScoredToken]):
         "Describe the target."
         answer = self.info.get('answer')
         if answer is None:
-            text = f"target {self.target}{_in_brackets(self.label)}"
+            target = 'answer' if self.target == 'log_prob' else f'target {self.target}'
+            text = f'{target}{_in_brackets(self.label)}'
         else:  # the target is the token at which a question's answer starts or ends
             indices = self.target if isinstance(self.target, tuple) else (self.target,)
             names = self.label.split(' − ') if len(indices) > 1 else [self.label]
