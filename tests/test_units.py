@@ -1,5 +1,6 @@
 "Words and sentences of any script, by Unicode's own rules."
 
+import sys
 import unicodedata
 
 import pytest
@@ -397,3 +398,20 @@ def test_units_are_what_a_function_of_the_text_returns(demo):
     assert b.tokens == ['film']
     with pytest.raises(ValueError, match="'FILM', which is not in the text"):
         explain(model, tokenizer, 'film', units=lambda text: ['FILM'])
+
+
+@pytest.mark.parametrize('units', ['word', 'sentence'])
+def test_the_work_grows_with_the_text_not_with_its_square(units):
+    tokenizer = load_demo('reviews')[1]  # a line's end is a token of white space
+
+    def n_calls(lines):
+        text, calls = 'a dull film .\n' * lines, []
+        enc = tokenizer(text, return_tensors='pt')
+        sys.setprofile(lambda frame, event, arg: calls.append(event))
+        try:
+            text_units(tokenizer, enc, text, units, [(0, len(text))])
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert n_calls(120) < 1.2 * 4 * n_calls(30)

@@ -11,6 +11,7 @@ __all__ = ['UNITS', 'UnitsOf', 'PLACEHOLDER', 'SIDES', 'REASONING', 'text_spans'
 # %% ../../nbs/lib/inputs_units.ipynb #00000002
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -231,13 +232,15 @@ def _units_of_tokens(spans, parts, unit_spans, joins_space, content):
     unit_at = {
         (part, c): k for k, (part, a, b) in enumerate(unit_spans) for c in range(a, b)
     }
-    cuts = [c for span in content for c in span]
+    cuts = sorted(c for span in content for c in span)
 
     def units_of(part, start, end):
         places = _visible(parts, (part, start, end))
         if not places and joins_space:
-            stop = min([len(parts[part]), *(c for c in cuts if c >= end)])
-            places = _visible(parts, (part, end, stop))[:1]
+            i = bisect_left(cuts, end)
+            stop = min([len(parts[part]), *cuts[i : i + 1]])
+            following = (c for c in range(end, stop) if not parts[part][c].isspace())
+            places = [next(following, start)]
         units = (unit_at.get((part, c)) for c in places or [start])
         return [u for u in dict.fromkeys(units) if u is not None]
 
@@ -313,8 +316,9 @@ def text_units(
     if is_named:
         return sorted_units(tokenizer, ids, unit_of, names)
     last = max((span[2] for span in spans if span is not None), default=0)
+    with_token = set(unit_of)
     for u, (part, start, end) in enumerate(given_spans):
-        if u not in unit_of:
+        if u not in with_token:
             cut = ' (the text was cut before it)' * (start >= last)
             text = parts[part][start:end]
             raise ValueError(
