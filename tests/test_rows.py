@@ -198,11 +198,15 @@ FAMILIES_WITH_ROWS += [('Llama', 'next token'), ('GPT-2', 'class'), ('Qwen3', 'c
 
 @pytest.mark.parametrize('family, task', [*FAMILIES_WITH_ROWS, ('MPNet', 'class')])
 @pytest.mark.parametrize('n_rows', [20, 40])
-@pytest.mark.parametrize('long', [256, 5])  # keys that go are subtracted, in blocks
+# of a text longer than 5 tokens, keys that go are subtracted, in blocks; with a limit
+# of 2, all keys that stay are summed instead; a decoder's variants share stored keys
+@pytest.mark.parametrize('long, least_sum', [(256, 0.05), (5, 0.05), (5, 2)])
 def test_kept_rows_add_what_their_attention_gives_to_first_order(
-    family, task, n_rows, long, monkeypatch
+    family, task, n_rows, long, least_sum, monkeypatch
 ):
     monkeypatch.setattr('lrp_loo.estimate.rows.LONG', long)
+    monkeypatch.setattr('lrp_loo.estimate.rows.LEAST_SUM', least_sum)
+    monkeypatch.setattr('lrp_loo.loo.states.LONG_TEXT', long)
     model = unlisted_model('MPNetForSequenceClassification', 0.2)
     model = random_model(family, task, 'sdpa') if family != 'MPNet' else model
     enc = random_inputs(model, 12)
@@ -253,6 +257,30 @@ def test_a_unit_needs_no_row_but_its_own_and_the_one_that_is_read(name):
     spread = terms.spread[0, :n, : len(units)].T
     some = choose_rows(spread, estimate.changed, estimate.read, 2)
     assert 0 < int(some.sum()) <= 2 and some[some.any(1)][:, read].all()
+
+
+@pytest.mark.parametrize('family', ['Llama', 'Qwen3', 'GPT-2'])
+def test_variants_of_a_decoder_share_stored_keys(family, monkeypatch):
+    "As rows of one text, no variant has a copy; the numbers are those of a batch."
+    model = random_model(family, 'next token', 'sdpa')
+    enc, shapes = random_inputs(model, 12), []
+    terms = removal_pass(model, enc)
+    removed = torch.eye(12, dtype=torch.bool)[:11]
+    rows = removed.roll(1, 1) | removed.roll(3, 1)
+    rows[:, -1] = True
+
+    def receive(i, variant, positions, is_new):
+        return lambda layer, keys, values: shapes.append((layer, len(keys)))
+
+    values = []
+    for long in (5, 256):
+        monkeypatch.setattr('lrp_loo.loo.states.LONG_TEXT', long)
+        arguments = (rows, removed, terms.readout)
+        values.append(terms.stored.values(*arguments, receive=receive))
+    assert close(*values)
+    n_layers, n_rows = len(terms.attention), int(rows.sum())
+    assert shapes[:n_layers] == [(layer, n_rows) for layer in range(n_layers)]
+    assert shapes[n_layers][1] > n_rows  # a batch is padded
 
 
 @pytest.mark.parametrize('family, task', FAMILIES_WITH_ROWS)

@@ -75,54 +75,74 @@ SHORT = 64
 HELD_AT_ONCE = 2**24
 
 
-def _head_slices(shape):
-    "Return slices of the heads, so that a slice has about AT_ONCE elements."
-    n_heads, n_slices = shape[1], max(1, round(math.prod(shape) / AT_ONCE))
+def _slices(shape):
+    "Return slices of heads and of rows that have about AT_ONCE elements."
+    batch, n_heads, n_rows, n_keys = shape
+    n_slices = max(1, round(math.prod(shape) / AT_ONCE))
     step = math.ceil(n_heads / n_slices)
-    return [slice(i, i + step) for i in range(0, n_heads, step)]
+    # of a long text, one head has too many
+    rows_step = max(1, min(n_rows, 2 * AT_ONCE // (batch * n_keys)))
+    return [
+        (slice(i, i + step), slice(j, min(j + rows_step, n_rows)))
+        for i in range(0, n_heads, step)
+        for j in range(0, n_rows, rows_step)
+    ]
 
 
-def _split_heads(call):
-    "Yield slices of a fused call's heads, and the call of these heads."
-    for heads in _head_slices((*call.query.shape[:-1], call.key.shape[-2])):
-        mask = call.attn_mask
-        if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
-            mask = mask[..., heads, :, :]  # one for each head
-        q, k, v = (x[:, heads].contiguous() for x in (call.query, call.key, call.value))
-        yield heads, replace(call, query=q, key=k, value=v, attn_mask=mask)
+def _split(call):
+    """Yield slices of a fused call's heads and rows, and the call of these, without the
+    keys that none of the rows sees.
+    """
+    for heads, rows in _slices((*call.query.shape[:-1], call.key.shape[-2])):
+        keys, mask = slice(None), call.attn_mask
+        if call.is_causal:
+            keys = slice(rows.stop)
+            shape = rows.stop - rows.start, min(rows.stop, call.key.shape[-2])
+            mask = torch.ones(shape, dtype=torch.bool, device=call.query.device)
+            mask = mask.tril(rows.start)
+        elif mask is not None:
+            mask = mask[..., rows if mask.shape[-2] > 1 else slice(None), :]
+            if mask.ndim > 2 and mask.shape[-3] > 1:
+                mask = mask[..., heads, :, :]  # one for each head
+        q = call.query[:, heads, rows].contiguous()
+        k, v = (x[:, heads, keys].contiguous() for x in (call.key, call.value))
+        one = replace(call, query=q, key=k, value=v, attn_mask=mask, is_causal=False)
+        yield heads, rows, one
 
 
 class _AttentionWithoutMaps(Function):
     """Attention that recomputes A of long texts in its backward pass. It calls
-    `receive(∂f/∂O, ∂f/∂A, A)` with ∂f/∂A and A of a few heads at a time.
+    `receive(∂f/∂O, ∂f/∂A, A, rows)` with ∂f/∂A and A of a few heads and rows at a time.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, call, receive):
-        ctx.factor, ctx.receive = call.factor, receive
+    def forward(ctx, q, k, v, mask, call, receive):
+        ctx.receive = receive
+        ctx.options = dict(scale=call.factor, is_causal=call.is_causal)
         # other kernels round differently in half precision
         is_held = k.shape[-2] <= SHORT and q.dtype.itemsize >= 4
         A = call.weights() if is_held else None
-        ctx.save_for_backward(q, k, v, bias, A)
+        ctx.save_for_backward(q, k, v, mask, A)
         return A @ v if is_held else call.compute()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         *tensors, held = ctx.saved_tensors
-        whole = AttentionCall(*tensors, scale=ctx.factor)
-        dq, dk, dv = map(torch.empty_like, (whole.query, whole.key, whole.value))
-        for heads, call in _split_heads(whole):
-            A = call.weights() if held is None else held[:, heads]
-            dO = g[:, heads].contiguous()
+        whole = AttentionCall(*tensors, **ctx.options)
+        dq, dk, dv = map(torch.zeros_like, (whole.query, whole.key, whole.value))
+        for heads, rows, call in _split(whole):
+            keys = slice(call.key.shape[-2])
+            A = call.weights() if held is None else held[:, heads, rows, keys]
+            dO = g[:, heads, rows].contiguous()
             dA = dO @ call.value.mT
-            ctx.receive(g, dA, A)
-            dv[:, heads] = A.mT @ dO
+            ctx.receive(g, dA, A, rows)
+            dv[:, heads, keys] += A.mT @ dO
             gain = dA.mul_(A)  # softmax's backward
             gain.addcmul_(A, gain.sum(-1, keepdim=True), value=-1)
             dZ = gain.mul_(call.factor)
-            dq[:, heads] = dZ @ call.key
-            dk[:, heads] = dZ.mT @ call.query
+            dq[:, heads, rows] = dZ @ call.key
+            dk[:, heads, keys] += dZ.mT @ call.query
         return dq, dk, dv, None, None, None
 
 
@@ -134,7 +154,7 @@ class _FusedCalls(AttentionMode):
 
     def __init__(self, receive):
         super().__init__()
-        self.receive = receive  # called with (index, ∂f/∂O, ∂f/∂A, A)
+        self.receive = receive  # called with (index, ∂f/∂O, ∂f/∂A, A, rows)
         self.weights = []  # A of the eager calls in this context
         self.queries = []
         self.calls = []  # the same calls without their history
@@ -152,8 +172,8 @@ class _FusedCalls(AttentionMode):
 
     def without_maps(self, fused):
         "Return the output of a fused call; None if its maps have to be recorded."
-        q, bias = fused.query, fused.bias()
-        is_learned = bias is not None and bias.requires_grad
+        q, mask = fused.query, fused.attn_mask
+        is_learned = mask is not None and mask.requires_grad
         # attention inside an image encoder, for example, has no input positions
         no_positions = POSITIONS.get() is NO_POSITIONS
         if is_learned or no_positions or not q.requires_grad or q.ndim != 4:
@@ -165,7 +185,7 @@ class _FusedCalls(AttentionMode):
         detached = (x.detach() for x in (q, fused.key, fused.value))
         self.calls.append(replace(fused, **dict(zip(_QKV, detached))))
         return _AttentionWithoutMaps.apply(
-            q, fused.keys, fused.values, bias, fused, partial(self.receive, index)
+            q, fused.keys, fused.values, mask, fused, partial(self.receive, index)
         )
 
     def rule(self, call, composite):
@@ -192,7 +212,7 @@ class _Pass:
         self.is_text = 'input_ids' in self.batch
         # (batch, T, n_units) 0 or 1; None: every token is a unit
         self.members = None
-        # over calls and heads, (batch, n, n_units, 2): effects and their squares
+        # over calls and heads, (2, batch, n, n_units): effects and their squares
         self.current = None
         # the rows of a call → own rows whose effects do not count, because f depends on
         # them only through their keys, (batch, n, n_units) bool
@@ -250,35 +270,42 @@ class _Pass:
         if keys != rows:
             self.attended_by_others.update(set(keys) - {-1})
 
-    def add_heads(self, index, g, A):
-        "Add effects of a few heads of a call, without the excluded rows."
-        members, rows = self.members, None
+    def add_part(self, index, g, A, rows):
+        """Add effects of some heads and rows of a call, without the excluded rows; of the
+        keys, A has the first.
+        """
+        members, of_text = self.members, None
         if (positions := self.positions.get(index)) is not None:
-            rows = tuple(positions.rows.tolist())
+            of_text = tuple(positions.rows.tolist())
             is_position = (positions.keys >= 0).to(A)[:, None]
             members = members[:, positions.keys.clamp(min=0)] * is_position
-        effects = key_effects(g, A, members)
-        both = torch.stack([effects.sum(1), effects.pow(2).sum(1)], -1)
-        both.masked_fill_(self.excluded[rows][..., None], 0)
-        if positions is not None:  # to the rows of the text
-            sums = both.new_zeros(len(both), *self.members.shape[1:], 2)
-            both = sums.index_add_(1, positions.rows.clamp(min=0), both)
-        self.current = both if self.current is None else self.current + both
+        members = members if members is None else members[:, : A.shape[-1]]
+        effects, excluded = key_effects(g, A, members), self.excluded[of_text]
+        both = torch.stack([effects.sum(1), effects.pow(2).sum(1)])
+        units = slice(both.shape[-1])
+        both.masked_fill_(excluded[:, rows, units], 0)
+        if self.current is None:
+            shape = (excluded if positions is None else self.members).shape[1:]
+            self.current = both.new_zeros(*both.shape[:2], *shape)
+        if positions is None:
+            self.current[:, :, rows, units] += both
+        else:  # to the rows of the text
+            self.current.index_add_(2, positions.rows[rows].clamp(min=0), both)
 
     def add(self, index, g, A):
         "Add an attention call; g is None without a gradient."
         if g is None:
             return
         self.exclude_own_rows(g, index)
-        for heads in _head_slices(A.shape):
-            self.add_heads(index, g[:, heads], A[:, heads])
+        for heads, rows in _slices(A.shape):
+            self.add_part(index, g[:, heads, rows], A[:, heads, rows], rows)
 
-    def receive(self, index, dO, g, A):
-        """Add a few heads of a fused call. The graph references this method, so
+    def receive(self, index, dO, g, A, rows):
+        """Add some heads and rows of a fused call. The graph references this method, so
         the pass must not reference the graph: torch does not free such a cycle.
         """
         self.exclude_own_rows(dO, index)
-        self.add_heads(index, g, A)
+        self.add_part(index, g, A, rows)
         self.gradients[index] = dO
 
     def next_batch(self):
@@ -297,7 +324,7 @@ class _Pass:
                 " explained number reaches one, so nothing can be removed from its"
                 " attention"
             )
-        return torch.cat(self.batches)
+        return torch.cat(self.batches, 1)
 
     def forward(self, composite):
         "Return the model's output, and the attention weights that were recorded."
@@ -421,7 +448,7 @@ def removal_pass(
             watch_embeddings(model) as one_pass.embeddings,
         ):
             values, readout = one_pass.run(target)
-    terms, squares = one_pass.terms().unbind(-1)
+    terms, squares = one_pass.terms()
     calls, of_outputs = one_pass.calls, one_pass.gradients
     states, inputs = [(c.key, c.value) for c in calls], one_pass.layer_inputs[:1]
     stored = StoredText(model, batch, states, inputs)
