@@ -19,7 +19,7 @@ help:
 	@echo "make test       ruff, modules in step with the notebooks, README.md, notebooks and tests: ten minutes on two cores"
 	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
-	@echo "make test-gpu   numbers on a GPU against the processor's, skipped without one; research/benchmarks/gpu.py measures seconds and memory"
+	@echo "make test-gpu   numbers on a GPU against the processor's, skipped without one"
 	@echo "make ratios     seconds of each method against a plain gradient, exact LOO, the batch by hand and Captum"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
@@ -75,7 +75,7 @@ research-smoke: $(STAMP)
 
 # seconds of each method, as ratios
 ratios: $(STAMP)
-	$(BIN)/python research/benchmarks/ratios.py $(ARGS)
+	$(BIN)/python research/benchmarks cost ratios $(ARGS)
 
 # Each in an environment of its own, in .stacks/.
 stacks: $(STAMP)

@@ -1,218 +1,116 @@
-"""What all benchmarks share: texts, pairs in turn, the file of the ratios.
+"What the benchmarks share: the machine, texts of a length, memory, files of rows."
 
-Each script measures ours and the other in one process, A B A B …, medians of
-the ratios pair by pair; `python research/benchmarks/NAME.py --help`. Those against
-Captum need it beside the package (pip install -e '.[bench]').
-"""
-
-import argparse
+import ctypes
 import json
 import os
 import platform
 import statistics
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 
-from lrp_loo import load_demo, load_texts
+from lrp_loo import load_texts
 from lrp_loo.core.files import versions, write_text_atomic
-from lrp_loo.models.encoding import encode
+from lrp_loo.core.tensors import pad_batch
 
-OUT = Path(__file__).parents[2] / 'results' / 'benchmarks.json'
+LAB = Path(__file__).parents[1] / 'results'
+PRODUCT = Path(__file__).parents[2] / 'results'
+BATCH = 32  # texts of a gradient pass
 
 
 def processor():
-    "The name of the processor and, if known, its generation, on which seconds depend."
+    "Return the name of the processor and, on Linux, its generation."
     cpuinfo = Path('/proc/cpuinfo')
-    fields = {}
-    if cpuinfo.exists():
-        first = cpuinfo.read_text(encoding='utf-8').split('\n\n')[0]
-        lines = [line.partition(':') for line in first.splitlines()]
-        fields = {name.strip(): value.strip() for name, _, value in lines}
-    if 'model name' not in fields:
+    if not cpuinfo.exists():
         return platform.processor() or platform.machine()
-    if not {'cpu family', 'model'} <= fields.keys():
-        return fields['model name']
+    lines = cpuinfo.read_text(encoding='utf-8').split('\n\n')[0].splitlines()
+    pairs = (line.split(':', 1) for line in lines if ':' in line)
+    fields = {name.strip(): value.strip() for name, value in pairs}
     # processors of several generations are sold under one name
-    generation = f"family {fields['cpu family']}, model {fields['model']}"
-    return f"{fields['model name']} ({generation})"
+    parts = [fields.get(k, '?') for k in ('model name', 'cpu family', 'model')]
+    return '{} (family {}, model {})'.format(*parts)
 
 
-def arguments(doc, **defaults):
-    p = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument(
-        '--data',
-        help=(
-            "a folder laid out as the hub's data sets, or 'embedded' (default:"
-            " LRP_LOO_DATA, else embedded)"
-        ),
-    )
-    p.add_argument('--rounds', type=int, default=5)
-    p.add_argument('--out', default=str(OUT))
-    for k, v in defaults.items():
-        p.add_argument(f'--{k}', type=type(v), default=v)
-    return p.parse_args()
+def machine():
+    "Return what seconds depend on, for a file of rows."
+    threads = torch.get_num_threads()
+    about = dict(processor=processor(), cpus=os.cpu_count(), threads=threads)
+    return about | dict(versions=versions())
 
 
-def texts(name, args, n, longest=128, shortest=0, demo=None, prompt=None):
-    """Model, tokenizer, the first n texts of the draw with seed 0 that have so
-    many tokens, and what they are; another model (`demo`) may be asked about
-    them.
+def replace_row(path, row, keys, about):
+    """Write a row in place of the stored one that has the same values of the keys, one a
+    line, below what rows have in common.
     """
-    model, tokenizer = load_demo(demo or name)
-    model.requires_grad_(False)
-    d = load_texts(name, args.data, seed=0)
-    out = []
-    for t in d.texts:
-        k = len(tokenizer(t, truncation=True, max_length=longest + 1)['input_ids'])
-        if shortest <= k <= longest:
-            out.append(t)
-        if len(out) == n:
-            break
-    asked = out if prompt is None else [prompt.replace('{text}', t) for t in out]
-    encs = [encode(model, tokenizer, t) for t in asked]
-    lengths = [e['input_ids'].shape[1] for e in encs]
-    return (
-        model,
-        tokenizer,
-        out,
-        encs,
-        dict(
-            model=demo or f'minilm-{name}',
-            data=name,
-            source=d.info['source'],
-            split=d.info['split'],
-            texts=len(out),
-            mean_tokens=sum(lengths) / len(lengths),
-        ),
-    )
-
-
-def pairs(a, b, rounds, warm_up=True):
-    """Seconds of a and b in turn after one warm-up of each; the median of b/a
-    pair by pair: how many times as fast a is.
-    """
-    times = []
-    for r in range(0 if warm_up else 1, rounds + 1):
-        pair = []
-        for f in (a, b):
-            t = time.perf_counter()
-            f()
-            pair.append(time.perf_counter() - t)
-        if r:
-            times.append(pair)
-    ratios = sorted(y / x for x, y in times)
-    return dict(
-        ours=statistics.median(x for x, _ in times),
-        other=statistics.median(y for _, y in times),
-        ratio=statistics.median(ratios),
-        low=ratios[0],
-        high=ratios[-1],
-        rounds=rounds,
-    )
-
-
-def best_rate(n=1024, rounds=7):
-    "Return the median number of float operations a second of a square product."
-    a = torch.randn(n, n)
-    b = torch.randn(n, n)
-
-    def rate():
-        t = time.perf_counter()
-        for _ in range(10):
-            F.linear(a, b)
-        return 10 * 2 * n**3 / (time.perf_counter() - t)
-
-    with torch.no_grad():
-        return statistics.median(rate() for _ in range(rounds))
-
-
-def installed(*names):
-    out = {}
-    for n in names:
-        try:
-            out[n] = version(n)
-        except PackageNotFoundError:
-            pass
-    return out
-
-
-def said(job, against, at_least, measured):
-    "A row in one line."
-    line = f"{job} against {against}: {measured['ratio']:.2f} times as fast"
-    if 'low' in measured:
-        line += (
-            f" (from {measured['low']:.2f} to {measured['high']:.2f};"
-            f" {measured['ours']:.2f} s against {measured['other']:.2f} s)"
-        )
-    if at_least is None:
-        return line
-    reached = 'reached' if measured['ratio'] >= at_least else 'missed'
-    return f'{line}, asked for {at_least}: {reached}'
-
-
-def place(row):
-    "Of a row in the file; early rows name no processor."
-    return row['job'], row['against'], row.get('processor', '')
-
-
-def is_replaced(old, new):
-    "The same job on the same processor, or on one that was not named."
-    unnamed = place(old)[:2] == place(new)[:2] and 'processor' not in old
-    return unnamed or place(old) == place(new)
-
-
-def record(args, job, against, at_least, setting, packages=(), **measured):
-    """One row of results/benchmarks.json: a job measured again on a processor
-    replaces its row.
-    """
-    path = Path(args.out)
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
-    row = dict(
-        job=job,
-        against=against,
-        at_least=at_least,
-        **measured,
-        setting=setting,
-        versions=versions() | installed(*packages),
-        threads=torch.get_num_threads(),
-        cpus=os.cpu_count(),
-        machine=platform.machine(),
-        processor=processor(),
-        kernel='blas',
-        dtype='float32',
-    )
-    rows = [r for r in rows if not is_replaced(r, row)]
-    lines = ',\n'.join(json.dumps(r) for r in sorted([*rows, row], key=place))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, '{"rows": [\n' + lines + '\n]}\n')
-    print(said(job, against, at_least, measured), flush=True)
+    own = [row[k] for k in keys]
+    rows = [r for r in rows if [r.get(k) for k in keys] != own] + [row]
+    head = ''.join(f'"{k}": {json.dumps(v)},\n' for k, v in about.items())
+    lines = ',\n'.join(json.dumps(r) for r in rows)
+    write_text_atomic(path, f'{{{head}"rows": [\n{lines}\n]}}\n')
 
 
-def captum_loo(model, encs, per_eval):
-    """Word ids ablated by Captum: the forward function masks the keys of ids
-    that were set to −1.
+def texts_of_length(tokenizer, shortest, longest, n):
+    "Return n texts of so many tokens: sentences, or beginnings of reviews."
+    sentences = load_texts('sst2', 'embedded', seed=1).texts
+    words = [text.split() for text in load_texts('imdb', 'embedded', seed=1).texts]
+    n_words = (shortest + longest) * 3 // 8
+    texts = [*sentences, *(' '.join(w[:n_words]) for w in words if len(w) >= n_words)]
+    sizes = [len(tokenizer(text)['input_ids']) for text in texts]
+    fitting = [t for t, size in zip(texts, sizes) if shortest <= size <= longest]
+    return fitting[:n]
+
+
+def last_row(model):
+    "Return the argument by which a language model computes one row of logits."
+    is_causal_lm = 'ForCausalLM' in type(model).__name__
+    return dict(logits_to_keep=1) if is_causal_lm else {}
+
+
+def gradient_times_input(model, tokenizer, texts, is_sorted=True):
+    "Compute gradient × input by hand; sorted texts have little padding in a batch."
+    embeddings = model.get_input_embeddings()
+    table = embeddings.weight
+    encoded = tokenizer(texts)
+    rows = [dict(zip(encoded, entries)) for entries in zip(*encoded.values())]
+    if is_sorted:
+        rows.sort(key=lambda row: len(row['input_ids']))
+    encs = [{k: torch.tensor([v]) for k, v in row.items()} for row in rows]
+    for start in range(0, len(encs), BATCH):
+        batch = pad_batch(tokenizer, encs[start : start + BATCH])
+        batch = {k: v.to(table.device) for k, v in batch.items()}
+        x = table[batch['input_ids']].detach().requires_grad_()
+        hook = embeddings.register_forward_hook(lambda *args, x=x: x)
+        logits = model(**batch, **last_row(model)).logits
+        (g,) = torch.autograd.grad(logits.flatten(1).amax(1).sum(), x)
+        hook.remove()
+        (x * g).sum(-1)
+
+
+def peak():
+    "Return the process's largest memory since the last `forget_peak`, in MiB."
+    lines = Path('/proc/self/status').read_text().splitlines()
+    high_water = next(line for line in lines if line.startswith('VmHWM'))
+    return int(high_water.split()[1]) / 1024
+
+
+def forget_peak():
+    """Give free memory back and lower Linux's high-water mark to what is in use: what
+    loading the model took would hide a short text.
     """
-    from captum.attr import FeatureAblation
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
+    Path('/proc/self/clear_refs').write_text('5')
 
-    asked = dict(logits_to_keep=1) if 'ForCausalLM' in type(model).__name__ else {}
 
-    def f(ids, enc):
-        given = {k: v.expand(len(ids), -1) for k, v in enc.items()}
-        given['attention_mask'] = (ids >= 0).long()
-        logits = model(**given, **asked).logits
-        return logits.flatten(1).amax(1)
-
-    with torch.no_grad():
-        for e in encs:
-            FeatureAblation(f).attribute(
-                e['input_ids'],
-                baselines=-1,
-                additional_forward_args=(e,),
-                perturbations_per_eval=per_eval,
-            )
+def measure(run, rounds=1):
+    "Return the median seconds of a call, and its MiB beyond what was held before."
+    forget_peak()
+    before, seconds = peak(), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return dict(
+        seconds=round(statistics.median(seconds), 5), mib=round(peak() - before, 1)
+    )

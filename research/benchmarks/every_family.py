@@ -1,6 +1,6 @@
 """Every family of transformers with random weights, small, and what lrp_loo makes of it.
 
-`python research/benchmarks/every_family.py --write` builds the text families of the installed
+`python research/benchmarks every_family --write` builds the text families of the installed
 transformers (and some that read images), makes the checks of `CHECKS` on each, and writes
 what came to results/every-family.json (a row per family, task and setting of the weights,
 resumable) and .md (a row per family). The outcome of a check is one of
@@ -10,7 +10,7 @@ resumable) and .md (a row per family). The outcome of a check is one of
 - wrong: the numbers differ and nothing was said, or somebody else's error came;
 - no case: there is nothing to check.
 
-Names choose families: `... every_family.py bert xlm` prints what is wrong with them.
+Names choose families: `... every_family bert xlm` prints what is wrong with them.
 """
 
 import argparse
@@ -32,6 +32,9 @@ from typing import NamedTuple
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 os.environ.setdefault('MPLBACKEND', 'agg')
+
+TESTS = Path(__file__).parents[2] / 'tests'  # the small models are theirs, too
+sys.path.append(str(TESTS))
 
 import torch
 import transformers
@@ -76,8 +79,8 @@ from lrp_loo.estimate import removal_scores
 from lrp_loo.records.results import Results, read_results
 
 RESULTS = Path(__file__).parents[2] / 'results'
-HARNESS = ('every_family.py', 'small_models.py', 'with_images.py')
 LIBRARY = str(Path(lrp_loo.__file__).parent)
+HARNESS = [Path(__file__), *(TESTS / f for f in ('small_models.py', 'with_images.py'))]
 
 # ------------------------------------------------------------------ outcomes
 
@@ -111,14 +114,10 @@ def one_line(text, n=300):
     return text if len(text) <= n else f'{text[:n]} …'
 
 
-def held(
-    got,
-    want,  # tensors of one shape
-    tolerance,  # in units of the largest wanted number
-    floor=0.0,  # a difference that is rounding, whatever the scale
-    what='',  # goes before the message
-):
-    "Right where the largest difference is within the tolerance or the floor."
+def held(got, want, tolerance, floor=0.0, what=''):
+    """Right where the largest difference of two tensors is within the tolerance, in units
+    of the largest wanted number, or the floor, which is rounding whatever the scale.
+    """
     error = float((got.double() - want.double()).abs().max())
     scale = float(want.double().abs().max())
     share = error / max(scale, floor / tolerance, sys.float_info.min)
@@ -243,19 +242,18 @@ def check_coverage(model, task, encs):
 # ------------------------------------------------------------------ LOO
 
 
+@torch.no_grad()
 def by_hand(model, task, enc):
     """LOO without the library: a forward of its own for each token masked, or
     patch zeroed.
     """
-    with torch.no_grad():
-        whole = number(plain(model, enc), task)
-        if task == 'image':
-            variants = [
-                zeroed(model, task, enc, i) for i in range(n_patches(model, enc))
-            ]
-        else:
-            n = enc['input_ids'].shape[1]
-            variants = [number(plain(model, masked(enc, i)), task) for i in range(n)]
+    whole = number(plain(model, enc), task)
+    if task == 'image':
+        places = range(n_patches(model, enc))
+        variants = [zeroed(model, task, enc, i) for i in places]
+    else:
+        places = range(enc['input_ids'].shape[1])
+        variants = [number(plain(model, masked(enc, i)), task) for i in places]
     return torch.stack([whole - v for v in variants])
 
 
@@ -263,7 +261,12 @@ def n_patches(model, enc):
     "How many places the patch embedding has."
     with watch_embeddings(model) as seen:
         plain(model, enc)
-    return seen[0].shape[1] if seen[0].ndim == 3 else seen[0][0, 0].numel()
+    return n_of(seen[0])
+
+
+def n_of(x):
+    "How many patches these embeddings are of."
+    return x.shape[1] if x.ndim == 3 else x[0, 0].numel()
 
 
 def zeroed(model, task, enc, i):
@@ -351,16 +354,15 @@ def loo_in_float64(model, task, enc, logit):
     return held(answer.value, want, 1e-3, floor, 'in float64: ')
 
 
+@torch.no_grad()
 def exchanged(model, task, enc):
     "How far the number moves at most when one token is another one."
-    moved = []
-    with torch.no_grad():
-        whole = number(plain(model, enc), task)
-        for i in (1, INSIDE - 1, enc['input_ids'].shape[1] - 2):
-            ids = enc['input_ids'].clone()
-            ids[0, i] = 4
-            value = number(plain(model, enc | {'input_ids': ids}), task)
-            moved.append(float((value - whole).abs()))
+    moved, whole = [], number(plain(model, enc), task)
+    for i in (1, INSIDE - 1, enc['input_ids'].shape[1] - 2):
+        ids = enc['input_ids'].clone()
+        ids[0, i] = 4
+        value = number(plain(model, enc | {'input_ids': ids}), task)
+        moved.append(float((value - whole).abs()))
     return max(moved)
 
 
@@ -449,15 +451,8 @@ def check_cp_softmax(model, task, encs):
     """CP-LRP holds the weights of every attention: the same as cutting them by
     hand.
     """
-    answer = Answer(
-        lrp_scores,
-        model,
-        None,
-        encs[:1],
-        target_for(task),
-        composite=cp_lrp(),
-        dims=True,
-    )
+    how = dict(composite=cp_lrp(), dims=True)
+    answer = Answer(lrp_scores, model, None, encs[:1], target_for(task), **how)
     if answer.bad:
         return answer.bad
     cut = ConstantAttention(experts_of(model))
@@ -480,29 +475,21 @@ def check_cp_sum(model, task, encs):
     """Under CP-LRP the logit goes to words, biases and added constants, and
     nothing is lost.
     """
-    enc = encs[0]
-    tolerance = 1e-3
-    if (wide := in_float64(model, task, enc)) is not None:
-        # norms stay in float32
-        model = wide
-        enc = floats(enc, torch.float64)
-        tolerance = 1e-4
+    enc, tolerance = encs[0], 1e-3
+    if (wide := in_float64(model, task, enc)) is not None:  # norms stay in float32
+        model, enc, tolerance = wide, floats(enc, torch.float64), 1e-4
     answer = Answer(conservation, model, enc, cp_lrp(), target_for(task))
     if answer.bad:
         return answer.bad
     if answer.about('no rule'):
-        return no_case(
-            'an operation without a rule keeps its gradient, as the warning says'
-        )
+        return no_case('an operation without a rule keeps its gradient, as is said')
     s = answer.value
     share = abs(s['remainder']) / max(map(abs, s.values()))
     if share <= tolerance:
         return right(share)
     _, rules = relevance(model, task, enc, cp_lrp())
     if own := softmaxes(rules, 'own gradient'):
-        return no_case(
-            f'the softmax of {own[0]} keeps its gradient, which does not conserve'
-        )
+        return no_case(f'the softmax of {own[0]} keeps its gradient')
     return wrong(f'{s["remainder"]:.2g} of a logit of {s["logit"]:.2g} is lost', share)
 
 
@@ -530,20 +517,12 @@ def recorded(model, enc, target):
         readout = Readout(target, out, enc)
         value = readout(out).sum()
     calls = [w for w in rules.attention if w.A.ndim == 4]
-    grads = torch.autograd.grad(
-        value,
-        [x for w in calls for x in (w.Z, w.A)],
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    maps = [x for w in calls for x in (w.Z, w.A)]
+    how = dict(allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(value, maps, **how)
     n = enc['input_ids'].shape[1] if 'input_ids' in enc else n_of(seen[0])
     places = [w.positions or in_front(w.A, n) for w in calls]
     return Recorded(calls, grads[::2], grads[1::2], places, readout), n
-
-
-def n_of(x):
-    "How many patches these embeddings are of."
-    return x.shape[1] if x.ndim == 3 else x[0, 0].numel()
 
 
 def in_front(A, n):
@@ -577,21 +556,20 @@ def check_derivative(model, task, encs):
     """What the maps say of a key that fades is what the model says when it does,
     by finite differences; `removal` is their sum over keys that are gone.
     """
-    answer = Answer(
-        explain_batch, model, Words(), encs[:1], 'removal', target_for(task)
-    )
+    target = target_for(task)
+    answer = Answer(explain_batch, model, Words(), encs[:1], 'removal', target)
     if answer.bad:
         return answer.bad
     wide = in_float64(model, task, encs[0])
     if wide is None:
         return no_case('no forward in float64, where differences could be told')
     enc = floats(encs[0], torch.float64)
-    maps, n = recorded(wide, enc, target_for(task))
+    maps, n = recorded(wide, enc, target)
     differences = by_differences(wide, enc, maps.value, n)
     found = held(fading(maps, n), differences, 1e-3, 1e-7)
     if found['outcome'] == 'wrong':
         return found
-    whole = removal_scores(wide, None, [enc], target_for(task))
+    whole = removal_scores(wide, None, [enc], target)
     return held(whole.scores[0].double(), gone(maps, n), 1e-3, 1e-7, 'the sum: ')
 
 
@@ -657,19 +635,16 @@ def by_differences(model, enc, value, n, step=1e-4):
 # ------------------------------------------------------------------ batches
 
 METHODS = ('loo', 'attn_lrp', 'cp_lrp', 'grad_x_input', 'ig', 'removal', 'rollout')
-
-
 # few points of a path show as well as many whether a batch is its texts
 OPTIONS = {'ig': dict(n_steps=8)}
 
 
 def check_batch(model, task, encs, method):
     "Two texts in one padded batch get the scores that each gets alone."
+    options, target = OPTIONS.get(method, {}), target_for(task)
 
     def call(some):
-        return explain_batch(
-            model, Words(), some, method, target_for(task), **OPTIONS.get(method, {})
-        )
+        return explain_batch(model, Words(), some, method, target, **options)
 
     alone = [Answer(call, [enc]) for enc in encs]
     both = Answer(call, encs)
@@ -685,14 +660,12 @@ def check_batch(model, task, encs, method):
 
 def same(alone, batched):
     """Two explanations of one text are one: the number to 1e-3, the scores to
-    1e-2 of the largest.
+    1e-2 of the largest. Scores of gradient × input are sums that cancel; what is left
+    of them can be rounding.
     """
-    a = alone.logit
-    b = batched.logit
+    a, b = alone.logit, batched.logit
     if not abs(a - b) <= 1e-3 * max(abs(a), 1e-3):
         return wrong(f'the explained number is {b:.4g} in the batch and {a:.4g} alone')
-    # Scores of gradient × input are sums that cancel; what is left of them can
-    # be rounding.
     return held(batched.scores, alone.scores, 1e-2, 1e-5 * abs(a))
 
 
@@ -740,27 +713,24 @@ class Job(NamedTuple):
     setting: str
 
 
-def jobs(families=None, settings=SETTINGS):
+def jobs(families=None):
     "Each family once at the widest setting first, then the rest."
-    if not families:
+    if families:
+        todo = models_of(families)
+    else:
         everything = dict.fromkeys((*text_families(), *VISION, *WITH_IMAGES))
         tried = [f for f in everything if f not in HELD_BACK]
-        todo = models_of(tried, settings) + models_of(HELD_BACK, settings)
-    else:
-        todo = models_of(families, settings)
+        todo = models_of(tried) + models_of(HELD_BACK)
     return [Job(i, *model) for i, model in enumerate(todo)]
 
 
-def models_of(families, settings):
+def models_of(families):
     "(family, task, setting) of every model of these families."
     tasks = {f: tasks_of(f) for f in families}
     out = [(f, tasks[f][0], WIDEST) for f in families]
-    for f in families:
-        out += [(f, task, WIDEST) for task in tasks[f][1:]]
-    for setting in settings:
-        if setting != WIDEST:
-            out += [(f, tasks[f][0], setting) for f in families]
-    return out
+    out += [(f, task, WIDEST) for f in families for task in tasks[f][1:]]
+    others = [setting for setting in SETTINGS if setting != WIDEST]
+    return out + [(f, tasks[f][0], setting) for setting in others for f in families]
 
 
 def row_of(family, task, setting):
@@ -776,8 +746,7 @@ def row_of(family, task, setting):
             return row | dict(
                 built=False, why=one_line(f'{type(e).__name__}: {e}', 160)
             )
-        # what `explain` asks first
-        refusal = Answer(check_model, model).bad
+        refusal = Answer(check_model, model).bad  # what `explain` asks first
         found = {
             name: refusal or outcome_of(check, model, task, encs)
             for name, check in CHECKS.items()
@@ -807,35 +776,29 @@ def outcome_of(check, *args):
         return wrong(f'the check failed: {type(e).__name__}: {e}')
 
 
-def digest(*paths):
-    """What a result says of the code: rows of one code are not mixed with
-    those of another.
-    """
-    h = hashlib.sha256()
-    for p in paths:
-        h.update(p.read_bytes())
-    return h.hexdigest()[:16]
+def digest(paths):
+    "A hash of files: rows of one code are not mixed with those of another."
+    return hashlib.sha256(b''.join(p.read_bytes() for p in paths)).hexdigest()[:16]
 
 
-def run(path, fresh=False, families=None, settings=SETTINGS):
+def run(path, fresh=False, families=None):
     "Every row, resumable; with `path` None they are kept in memory."
     config = dict(
         experiment='every family',
-        settings={k: SETTINGS[k] for k in settings},
+        settings=SETTINGS,
         lengths=LENGTHS,
         checks=list(CHECKS),
         held_back=HELD_BACK,
-        library=digest(*sorted(Path(LIBRARY).rglob('*.py'))),
-        harness=digest(*(Path(__file__).parent / f for f in HARNESS)),
+        library=digest(sorted(Path(LIBRARY).rglob('*.py'))),
+        harness=digest(HARNESS),
     )
     results = Results(path, config, fresh)
-    todo = jobs(families, settings)
 
     def rows_of(batch):
-        (job,) = batch
-        return [row_of(job.family, job.task, job.setting)]
+        return [row_of(job.family, job.task, job.setting) for job in batch]
 
-    results.extend([[job] for job in todo], rows_of, 'every family', True)
+    batches = [[job] for job in jobs(families)]
+    results.extend(batches, rows_of, 'every family', True)
     results.summary = summary(results.rows)
     results.save()
     return results
@@ -868,113 +831,74 @@ def summary(rows):
 SIGNS = {'right': 'right', 'no case': '–', 'refused': 'refused', 'wrong': '**wrong**'}
 
 
+WHAT = """\
+Made by `python research/benchmarks every_family --write`, held by \
+`tests/test_every_family.py`. Weights: as transformers makes them, or every matrix and \
+bias has a standard deviation of 0.1 or 0.05; a second task of a family is checked with \
+0.1 alone. A cell says the worst of a family's models. *right*: the numbers are those of \
+an independent computation. *refused*: an error or a warning of lrp_loo says what it \
+cannot do. –: there is nothing to check. Attention that selects keys by an index selects \
+all here: with fewer, transformers' own choice among equals depends on padding. LOO and \
+the sum are held to 1e-3 of the largest score and of the largest term, logits to 1e-5, a \
+batch to 1e-2 of the largest score; what is below the rounding of float32 is right."""
+
+
 def as_markdown(results):
-    """A row per family with the worst outcome of each check, and the reasons
-    below.
-    """
-    rows = results['rows']
+    "A row per family with the worst outcome of each check, and the reasons below."
+    rows, s = results['rows'], summary(results['rows'])
+    versions = ', '.join(f'{k} {v}' for k, v in results['versions'].items() if v)
+    models = f'{s["models"]} small models of {s["families"]} families of transformers'
     lines = [
         '# Every family',
         '',
-        *head(results),
-        '',
-        *totals(rows),
-        '',
-        '## Families',
-        '',
-        *family_table(rows),
+        f'{models} with random weights, and what came of each',
     ]
+    lines[-1] += f' check. {WHAT}'
+    lines += ['', f'Versions: {versions}.', '', *totals(rows)]
+    lines += ['', '## Families', '', *family_table(rows)]
     for kind in ('wrong', 'refused'):
         lines += ['', f'## What is {kind}', '', *reasons(rows, kind)]
     return '\n'.join([*lines, '', '## Not built', '', *not_built(rows)]) + '\n'
 
 
-def weights_said(settings):
-    "How they were drawn."
-    known = {WIDEST: f'every matrix and bias has a standard deviation of {WIDEST}'}
-    if [*settings] == [WIDEST]:
-        return known[WIDEST] + '.'
-    return (
-        f'as transformers makes them, or {known[WIDEST]} or less'
-        f' ({", ".join(settings)}); a second task of a family is checked with'
-        f' {WIDEST} alone.'
-    )
-
-
-def head(results):
-    "What the page is."
-    s = summary(results['rows'])
-    versions = ', '.join(f'{k} {v}' for k, v in results['versions'].items() if v)
-    return [
-        (
-            f'{s["models"]} small models of {s["families"]} families of'
-            ' transformers with random weights, and what came of each check.'
-            ' Made by `python research/benchmarks/every_family.py --write`, held by'
-            ' `tests/test_every_family.py`.'
-        ),
-        f'Versions: {versions}.',
-        '',
-        (
-            f'Weights: {weights_said(results["config"]["settings"])} A cell says the'
-            ' worst of a family\'s models. *right*: the numbers are those of an'
-            ' independent computation. *refused*: an error or a warning of'
-            ' lrp_loo says what it cannot do. –: there is nothing to check.'
-            ' Attention that selects keys by an index selects all here: with'
-            ' fewer, transformers\' own choice among equals depends on padding.'
-            ' LOO and the sum are held to 1e-3 of the largest score and of the'
-            ' largest term, logits to 1e-5, a batch to 1e-2 of the largest'
-            ' score; what is below the rounding of float32 is right.'
-        ),
-    ]
-
-
 def totals(rows):
     "Families by outcome, for each check."
-    lines = table_head('check', *OUTCOMES)
-    for check, n in summary(rows)['checks'].items():
-        lines.append(table_row(check, *(n.get(o, 0) for o in OUTCOMES)))
-    return lines
+    counts = summary(rows)['checks'].items()
+    cells = [(check, *(n.get(o, 0) for o in OUTCOMES)) for check, n in counts]
+    return table(('check', *OUTCOMES), *cells)
 
 
 def family_table(rows):
     "The worst outcomes of each family."
     built = [r for r in rows if r['built']]
-    lines = table_head('family', 'tasks', *CHECKS)
+    cells = []
     for f in sorted({r['family'] for r in built}):
         tasks = dict.fromkeys(r['task'] for r in built if r['family'] == f)
         outcomes = [SIGNS[worst_of(built, f, check)] for check in CHECKS]
-        lines.append(table_row(f, ', '.join(tasks), *outcomes))
-    return lines
+        cells.append((f, ', '.join(tasks), *outcomes))
+    return table(('family', 'tasks', *CHECKS), *cells)
 
 
-def table_row(*cells):
-    return f'| {" | ".join(map(str, cells))} |'
-
-
-def table_head(*cells):
-    return [table_row(*cells), '|' + '---|' * len(cells)]
+def table(head, *rows):
+    "The lines of a table."
+    first, *lines = (f'| {" | ".join(map(str, cells))} |' for cells in (head, *rows))
+    return [first, '|' + '---|' * len(head), *lines]
 
 
 def reasons(rows, kind):
-    """The reasons of an outcome, each with the families and checks that it
-    holds for.
-    """
+    "The reasons of an outcome, each with the families and checks that it holds for."
     families = collections.defaultdict(dict)
     checks = collections.defaultdict(dict)
     for r in rows:
         for check, o in r.get('checks', {}).items():
             if o['outcome'] == kind:
                 why = without_numbers(o['why'])
-                families[why][r['family']] = None
-                checks[why][check] = None
-    often_first = sorted(families, key=lambda why: (-len(families[why]), why))
-    return [
-        escaped(
-            f'- {len(families[why])}: {why} — {", ".join(checks[why])} of '
-            f'{", ".join(families[why])}'
-        )
-        for why in often_first
-    ] or ['Nothing.']
+                families[why][r['family']] = checks[why][check] = None
+    lines = []
+    for why in sorted(families, key=lambda why: (-len(families[why]), why)):
+        where = f'{", ".join(checks[why])} of {", ".join(families[why])}'
+        lines.append(escaped(f'- {len(families[why])}: {why} — {where}'))
+    return lines or ['Nothing.']
 
 
 def without_numbers(why):
@@ -1023,43 +947,17 @@ def show(rows):
 def main(argv=None):
     "The command."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        'families', nargs='*', help='only these, and nothing is written'
-    )
-    parser.add_argument(
-        '--write', action='store_true', help='write every-family.json and .md'
-    )
-    parser.add_argument(
-        '--out', type=Path, default=RESULTS, help='the folder they are written to'
-    )
-    parser.add_argument(
-        '--fresh', action='store_true', help='start over; finished rows are lost'
-    )
-    parser.add_argument(
-        '--held-back', action='store_true', help=f'only {" and ".join(HELD_BACK)}'
-    )
-    parser.add_argument(
-        '--settings',
-        nargs='*',
-        choices=SETTINGS,
-        default=[*SETTINGS],
-        help=f'of the weights; {WIDEST} is always among them',
-    )
+    parser.add_argument('families', nargs='*', help='only these; nothing is written')
+    parser.add_argument('--write', action='store_true', help='write every-family.*')
+    parser.add_argument('--out', type=Path, default=RESULTS, help='into this folder')
+    parser.add_argument('--fresh', action='store_true', help='start over')
     a = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # these models are too small to be shared out
-    families = list(HELD_BACK) if a.held_back else a.families
-    settings = [s for s in SETTINGS if s in {WIDEST, *a.settings}]
-    if families or not a.write:
-        return show(run(None, families=families, settings=settings).rows)
+    if a.families or not a.write:
+        return show(run(None, families=a.families).rows)
     path = a.out / 'every-family.json'
-    try:
-        results = run(path, a.fresh, settings=settings)
-    except KeyboardInterrupt:
-        sys.exit(
-            f'interrupted; finished rows are in {path.name}, and the same'
-            ' command goes on'
-        )
+    results = run(path, a.fresh)
     write_text_atomic(a.out / 'every-family.md', as_markdown(read_results(path)))
     return show(results.rows)
 

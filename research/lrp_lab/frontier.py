@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['FRONTIER', 'BUDGETS', 'SINGLE', 'TOKENS', 'ROWS', 'PEERS', 'TRACE', 'AUTO', 'COMPARED', 'STUDIES', 'FIT', 'UNSEEN',
-           'ERRORS', 'TIMED', 'frontier_experiment', 'frontier_table', 'behind_at_cost', 'frontier_tables',
-           'plot_frontier', 'error_row', 'within_budget', 'seconds_row', 'row_experiment', 'rows_by_template',
-           'error_summary', 'text_slopes', 'error_tables', 'seconds_tables', 'seconds_summary', 'frontier_summary',
-           'write_frontier', 'five_digits']
+           'ERRORS', 'TIMED', 'PASSES', 'frontier_table', 'behind_at_cost', 'error_row', 'within_budget', 'seconds_row',
+           'row_experiment', 'rows_by_template', 'error_summary', 'text_slopes', 'error_table', 'seconds_table',
+           'cost_table', 'seconds_at', 'shared_rows', 'headline_table', 'seconds_summary', 'frontier_summary',
+           'write_frontier']
 
 # %% ../nbs/77_frontier.ipynb #fron7702
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +21,15 @@ from scipy.stats import t as student_t
 
 from lrp_lab.parts import (
     SENTENCES,
+    Comparison,
     at_scale,
+    five_digits,
     no_entries,
-    on_part,
+    one_table,
     part_examples,
-    part_experiment,
     part_files,
-    rows_heading,
+    write_record,
 )
-from lrp_loo.core.files import write_text_atomic
 from lrp_loo.records.results import Results, read_json, read_results
 from lrp_loo.estimate import FLOOR
 from lrp_loo.estimate import first_estimates, log_odds, unit_members
@@ -38,17 +37,11 @@ from lrp_loo.estimate.auto import exact_passes, spend
 from lrp_loo.loo import many_loo
 from lrp_loo.methods import explain_batch
 from lrp_loo.models.structure import n_layers
-from lrp_loo.paper.common import Prompt, Study, add_rows, interval_text
-from lrp_loo.paper.style import (
-    cells,
-    data_name,
-    full_name,
-    method_look,
-    model_name,
-    shared_legend,
-    short_caption,
-    themed,
-)
+from lrp_loo.paper.common import Prompt, RunOptions, Study, add_rows
+from lrp_loo.paper.style import data_name, model_name
+from lrp_loo.evaluate.faithfulness import faithfulness_table
+from lrp_loo.methods.baselines import N_STEPS
+from lrp_loo.paper.tables import paper_numbers
 from lrp_loo.core.stats import mean_se, paired_difference, pearson, per_text
 
 # %% ../nbs/77_frontier.ipynb #fron7705
@@ -75,22 +68,6 @@ PEERS = {
 TRACE = {'FlashTrace': (16,)}
 AUTO = {f'auto, {n}': (n, 'auto', dict(passes=n)) for n in BUDGETS}
 COMPARED = AUTO | SINGLE | TOKENS | ROWS | PEERS | TRACE
-
-
-def frontier_experiment(
-    path,  # the results file
-    part: str,  # one of FRONTIER
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # texts
-    seed: int = 0,  # of the draw
-    fresh: bool = False,  # start over
-):  # Results
-    "Measure the methods of this package, one row per text; resumable."
-    methods = {
-        name: (method, how) for name, (_, method, how) in (AUTO | SINGLE).items()
-    }
-    given = (methods, data, limit, seed, fresh)
-    return part_experiment(path, 'frontier', part, *given, curves=(), known=FRONTIER)
 
 
 def frontier_table(
@@ -120,74 +97,17 @@ def behind_at_cost(
     }
 
 
-def frontier_tables(
-    part: str,  # one of FRONTIER
-    results: dict,  # of `read_results`
-) -> list:  # pairs of a heading and a text
-    "As it is printed."
-    table = frontier_table(results).round(3)
-    ahead = {k: interval_text(d) for k, d in behind_at_cost(results).items()}
-    table['auto − it'] = pd.Series(ahead)
-    return [(rows_heading(part, results), table.astype(object).fillna('').to_string())]
-
-
-_LOO = method_look('removal+loo') | dict(ls='none')
-_ROWS = method_look('removal+rows') | dict(ls='none')
-_DRAWN = {  # label → names in COMPARED, how they are drawn
-    full_name('auto'): (AUTO, method_look('auto') | dict(ls='-')),
-    full_name('removal'): (['removal'], method_look('removal') | dict(ls='none')),
-    full_name('removal+loo'): (list(TOKENS), _LOO),
-    full_name('removal+rows'): (list(ROWS), _ROWS),
-    full_name('attn_lrp'): (['attn_lrp'], method_look('attn_lrp') | dict(ls='none')),
-    full_name('cp_lrp'): (['cp_lrp'], method_look('cp_lrp') | dict(ls='none')),
-    'feature ablation, cut off': (
-        [m for m in PEERS if 'cut' in m],
-        dict(marker='x', ls=':', color='0.3'),
-    ),
-    'ContextCite': (
-        [m for m in PEERS if 'Cite' in m],
-        dict(marker='1', ls=':', color='0.5'),
-    ),
-    'KernelSHAP': (
-        [m for m in PEERS if 'SHAP' in m],
-        dict(marker='2', ls=':', color='0.7'),
-    ),
-    "AttriBoT's hierarchy": (
-        [m for m in PEERS if 'AttriBoT' in m],
-        dict(marker='3', ls=':', color='0.4'),
-    ),
-    'FlashTrace': (list(TRACE), dict(marker='4', ls='none', color='0.4')),
-}
-
-
-@themed
-def plot_frontier(
-    results: dict,  # part → of `read_results`
-):  # a matplotlib figure
-    "Mean r with exact LOO against forward passes, a panel a model."
-    fig, axes = cells(len(results), 3, 2.7, sharey=True)
-    for ax, found in zip(axes, results.values()):
-        table = frontier_table(found)
-        for label, (names, look) in _DRAWN.items():
-            some = table[table.index.isin(names)]
-            ax.errorbar(some.cost, some.r, some.se, label=label, ms=4, lw=1, **look)
-        ax.set_title(f"{short_caption(found)}, n = {len(found['rows'])}")
-        ax.set_xlabel('forward passes over the text')
-        ax.set_xticks(BUDGETS)
-    for ax in axes[::3]:
-        ax.set_ylabel('r with exact Leave-One-Out')
-    shared_legend(fig)
-    return fig
-
-
 _FRONTIER = Study(
     'frontier',
     '',
     part_files('frontier', 'minilm', 'decoder'),
-    on_part(frontier_experiment),
-    frontier_tables,
-    dict(frontier=plot_frontier),
-    figure_files={part: part for part in FRONTIER},
+    Comparison(
+        'frontier',
+        {name: (method, how) for name, (_, method, how) in (AUTO | SINGLE).items()},
+        FRONTIER,
+        curves=(),
+    ),
+    one_table('frontier', frontier_table),
     entries=no_entries,  # of our own methods among one another
 )
 _LARGE = part_files('frontier', 'mpnet', 'smollm2', 'reviews')
@@ -329,21 +249,15 @@ def seconds_row(model, tokenizer, enc, target, content) -> dict:
     return dict(seconds=seconds | dict(variant=measure(variants) / 16))
 
 
-def row_experiment(
-    path,  # the results file
-    part: str,  # one of ERRORS or TIMED
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # at most so many texts; a part has a number of its own
-    seed: int = 0,  # added to the part's own
-    fresh: bool = False,  # start over
-):  # Results
+def row_experiment(path, part: str, o: RunOptions) -> Results:
     "Record the error of the estimates, or seconds, one row per text; resumable."
     of_text = error_row if part in ERRORS else seconds_row
     known = {name: part for name, (part, *_) in (ERRORS | TIMED).items()}
     _, n, own_seed = (ERRORS | TIMED)[part]
-    drawn = part_examples(part, data, min(n, limit or n), seed + own_seed, known)
+    limit, seed = min(n, o.limit or n), o.seed + own_seed
+    drawn = part_examples(part, o.data, limit, seed, known)
     config = dict(experiment=part.split('-')[0], part=part, **drawn.info)
-    config |= dict(limit=min(n, limit or n), seed=seed + own_seed)
+    config |= dict(limit=limit, seed=seed)
 
     def row(i, enc, label):
         arguments = (drawn.model, drawn.tokenizer, enc, drawn.target(i))
@@ -351,7 +265,7 @@ def row_experiment(
         return about | of_text(*arguments, drawn.content(i))
 
     title = f"{config['experiment']}: {drawn.words}"
-    return add_rows(Results(path, config, fresh), drawn.by_number, row, title)
+    return add_rows(Results(path, config, o.fresh), drawn.by_number, row, title)
 
 
 def rows_by_template(
@@ -401,13 +315,12 @@ def text_slopes(
     return found
 
 
-def error_tables(part: str, results: dict) -> list:
-    "Pairs of a heading and a text, as it is printed."
-    table = pd.DataFrame(error_summary({part: results}))
+def error_table(results: dict) -> pd.DataFrame:
+    "Return the errors of one part, a row per template and budget."
     columns = ['template', 'passes', 'n', 'estimated', 'planned', 'r', 'slope', 'worst']
     columns += ['promise', 'off', 'r_inside', 'loo_inside']
-    table = table.reindex(columns=columns).round(3)
-    return [(rows_heading(part, results), table.to_string(index=False))]
+    table = pd.DataFrame(error_summary({results['config']['part']: results}))
+    return table.reindex(columns=columns).set_index('template')
 
 
 def _error_files(*names):
@@ -418,31 +331,103 @@ _ERRORS = Study(
     'errors',
     '',
     _error_files('minilm', 'decoder'),
-    on_part(row_experiment),
-    error_tables,
+    row_experiment,
+    one_table('errors', error_table),
     entries=no_entries,
 )
 _LARGE_ERRORS = _error_files('mpnet', 'smollm2', 'unseen', 'reviews')
 STUDIES += (_ERRORS, at_scale(_ERRORS, 'errors-large', _LARGE_ERRORS))
 
 
-def seconds_tables(part: str, results: dict) -> list:
-    "Pairs of a heading and a text, as it is printed."
-    (found,) = seconds_summary({part: results})
-    shares = pd.Series(found['shares']).round(2).to_frame('share').T
-    heading = rows_heading(f'{part}, exact LOO {found["loo"]:.2f} s a text', results)
-    return [(heading, shares.to_string(index=False))]
+def seconds_table(results: dict) -> pd.DataFrame:
+    "Return each method's seconds as a share of exact LOO's, and exact LOO's own."
+    (found,) = seconds_summary({results['config']['part']: results})
+    return pd.DataFrame([found['shares'] | dict(loo_seconds=found['loo'])])
 
 
 _SECONDS = Study(
     'seconds',
     '',
     {part: part for part in TIMED},
-    on_part(row_experiment),
-    seconds_tables,
+    row_experiment,
+    one_table('seconds', seconds_table),
     entries=no_entries,
 )
 STUDIES += (at_scale(_SECONDS, 'seconds', _SECONDS.files),)
+
+# %% ../nbs/77_frontier.ipynb #400c3405
+def cost_table(
+    results: dict,  # of `read_results`, of the benchmark's `cost-length.json`
+    column: str = 'seconds',  # or 'mib'
+) -> pd.DataFrame:  # a row per method, a column per length
+    "Return seconds, or mebibytes above what the model takes."
+    if column not in ('seconds', 'mib'):
+        raise ValueError(f"column={column!r} is not known; take 'seconds' or 'mib'")
+    alone = pd.DataFrame([r for r in results['rows'] if 'mib' in r])
+    wide = alone.pivot(index='method', columns='tokens', values=column)
+    return wide.loc[list(dict.fromkeys(alone.method))]
+
+
+def seconds_at(
+    table: pd.DataFrame,  # of `cost_table`
+    method: str,  # a row of it
+    tokens: float,  # the length
+) -> float:  # seconds a text
+    "Interpolate seconds between the measured lengths, on logarithmic axes."
+    lengths = np.log(table.columns.astype(float))
+    seconds = np.log(table.loc[method])
+    return float(np.exp(np.interp(np.log(tokens), lengths, seconds)))
+
+
+PASSES = {  # method → its passes through the model
+    'loo': 'T forward',
+    'removal': '1 forward, 1 backward',
+    'removal+loo': 'the same, √T forward',
+    'attn_lrp': '1 forward, 1 backward',
+    'cp_lrp': '1 forward, 1 backward',
+    'ig': f'{N_STEPS} forward, backward',  # of the rows and the seconds
+    'rollout': '1 forward',
+    'grad_x_input': '1 forward, 1 backward',
+}
+
+
+def shared_rows(
+    # of `faithfulness_rows`; where both have a method it is taken from here
+    first: list,
+    second: list,  # the same for other methods, some of the same texts
+) -> list:  # a row per text that both have, with the methods of both
+    "Join the rows of two experiments text by text: every mean is over the same texts."
+    others = {r['i']: r for r in second}
+    joined = []
+    for row in (row for row in first if row['i'] in others):
+        other = others[row['i']]
+        for key in ('target', 'n_tokens'):
+            if row[key] != other[key]:
+                raise ValueError(
+                    f"text {row['i']} has {key} {row[key]} here and {other[key]} there"
+                )
+        joined.append(row | dict(methods=other['methods'] | row['methods']))
+    return joined
+
+
+def headline_table(
+    rows: list,  # of `shared_rows`: Table 2's and those of the study `remedy`
+    part: str,  # 'sst2' or 'imdb'
+    cost: dict,  # of `read_results`, as for `cost_table`
+    # a row per method: r, se, paper's r, delta, time (AttnLRP's: 1), n: texts
+    # with an r
+) -> pd.DataFrame:
+    "Return agreement and cost of every method on the same texts."
+    table = faithfulness_table(rows, list(PASSES))
+    paper = paper_numbers('2').query('data == @part and metric == "loo_r"')
+    measured = cost_table(cost)
+    tokens = np.mean([r['n_tokens'] for r in rows])
+    seconds = pd.Series({m: seconds_at(measured, m, tokens) for m in PASSES})
+    defined = {m: mean_se(per_text(rows, m, 'loo_r')).n for m in PASSES}
+    columns = dict(r=table.loo_r, se=table.loo_r_se, delta=table.delta)
+    columns['paper'] = paper.set_index('row').paper.reindex(list(PASSES))
+    columns |= dict(time=seconds / seconds['attn_lrp'], n=pd.Series(defined))
+    return pd.DataFrame(columns)
 
 # %% ../nbs/77_frontier.ipynb #4ddae491
 def _of_texts(rows, *methods):
@@ -504,47 +489,21 @@ def frontier_summary(
     return summary
 
 
-def write_frontier(
-    folder: Path,  # of the lab's results
-    path: Path,  # frontier.json
-) -> dict:  # measured: part → config and versions; rows; tried
-    "The book's numbers, in five digits: what another machine gives again."
-    files = folder.glob('frontier*.json.gz')
-    found = {p.name.removesuffix('.json.gz'): p for p in sorted(files)}
-    order = [part for part in FRONTIER if part in found]
-    order += [part for part in found if part not in FRONTIER]
-    results = {part: read_results(found[part]) for part in order}
+def write_frontier(folder: Path, path: Path):
+    "Write the book's numbers, in five digits: what another machine gives again."
+    files = sorted(folder.glob('frontier*.json.gz'))
+    found = {p.name.removesuffix('.json.gz'): p for p in files}
+    files = {part: found[part] for part in sorted(found, key=[*FRONTIER, *found].index)}
+    results = {part: read_results(file) for part, file in files.items()}
     files = {p: folder / f'{p}.json.gz' for p in ERRORS | TIMED}
     others = {p: read_results(file) for p, file in files.items() if file.exists()}
     errors = {p: r for p, r in others.items() if p in ERRORS}
     seconds = seconds_summary({p: r for p, r in others.items() if p in TIMED})
-    measured = {
-        part: dict(
-            config={k: v for k, v in r['config'].items() if k != 'methods'},
-            versions=r['versions'],
-        )
-        for part, r in (results | others).items()
-    }
-    ended = read_json(folder / 'ended.json')
-    lists = dict(rows=frontier_summary(results, seconds), tried=ended['tried'])
-    lists['seconds'] = seconds
+    measured = {}
+    for part, r in (results | others).items():
+        config = {k: v for k, v in r['config'].items() if k != 'methods'}
+        measured[part] = dict(config=config, versions=r['versions'])
+    lists = dict(rows=frontier_summary(results, seconds), seconds=seconds)
+    lists |= dict(tried=read_json(folder / 'ended.json')['tried'])
     lists |= dict(errors=error_summary(errors), slopes=text_slopes(errors))
-
-    def lines(some):
-        return ',\n'.join(json.dumps(five_digits(x), ensure_ascii=False) for x in some)
-
-    parts = [f'"measured": {json.dumps(measured, ensure_ascii=False)}']
-    parts += [f'"{name}": [\n{lines(some)}\n]' for name, some in lists.items()]
-    write_text_atomic(path, '{{\n{}\n}}\n'.format(',\n'.join(parts)))
-    return dict(measured=measured) | lists
-
-
-def five_digits(v):  # of JSON
-    "Floats in five digits, NaN as null."
-    if isinstance(v, dict):
-        return {k: five_digits(x) for k, x in v.items()}
-    if isinstance(v, list):
-        return [five_digits(x) for x in v]
-    if isinstance(v, float):
-        return None if np.isnan(v) else float(f'{v:.5g}')
-    return v
+    write_record(path, dict(measured=measured) | five_digits(lists))

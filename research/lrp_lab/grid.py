@@ -4,22 +4,19 @@
 
 # %% auto #0
 __all__ = ['ASKED', 'BLURRED', 'PAINTED', 'GRID_REMOVALS', 'WITHOUT_MASK_TOKEN', 'ON_IMAGES', 'GRID_MODELS', 'IN_TABLE2',
-           'GRID_METHODS', 'SHOWN_METHODS', 'GRID_PARTS', 'REFUSED', 'ITSELF', 'NEITHER', 'STUDIES', 'where_kept',
-           'PaintedPatch', 'gaussian_weights', 'blurred', 'Blur', 'Noise', 'refusal', 'GridModel', 'methods_of',
-           'in_plain', 'loo_by', 'grid_rows', 'grid_examples', 'lacking', 'add_to_each', 'file_of', 'grid_experiment',
-           'Column', 'grid_columns', 'grid_means', 'refusals_table', 'cp_gain', 'cp_gains_table', 'plot_grid',
-           'run_grid', 'grid_tables']
+           'GRID_METHODS', 'SHOWN_METHODS', 'GRID_PARTS', 'REFUSED', 'ITSELF', 'STUDIES', 'where_kept', 'PaintedPatch',
+           'gaussian_weights', 'blurred', 'Blur', 'Noise', 'refusal', 'GridModel', 'methods_of', 'in_plain', 'loo_by',
+           'grid_rows', 'grid_examples', 'refusals', 'file_of', 'add_summary', 'grid_experiment', 'Column',
+           'grid_columns', 'grid_means', 'refusals_table', 'cp_gain', 'cp_gains_table', 'run_grid', 'grid_tables']
 
 # %% ../nbs/60_grid.ipynb #9aef2b0f
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
@@ -38,16 +35,9 @@ from lrp_loo.evaluate.audit import compare_with_loo
 from lrp_loo.evaluate.faithfulness import faithfulness_table, correlations_with_loo
 from lrp_loo.records.results import Results
 from lrp_loo.loo.removals import EncodedText, ModelInputs, Removal, as_removal
-from lrp_loo.paper.common import Study, interval_text
+from lrp_loo.paper.common import RunOptions, Study, interval_text
 from lrp_loo.paper.tables import ESTIMATES
-from lrp_loo.paper.style import (
-    PAGE,
-    full_name,
-    method_label,
-    method_look,
-    panels,
-    themed,
-)
+from lrp_loo.paper.style import method_label
 from lrp_loo.paper.tables import TABLE2
 from lrp_loo.core.stats import mean_se, paired_difference, per_text
 
@@ -207,9 +197,7 @@ GRID_METHODS = {m: TABLE2[m] for m in IN_TABLE2} | ESTIMATES
 SHOWN_METHODS = (*GRID_METHODS, 'removal, 9 passes')
 
 
-def methods_of(
-    name: str,  # one of GRID_MODELS
-) -> dict:  # name → (method, options)
+def methods_of(name: str) -> dict:  # name → (method, options)
     "GRID_METHODS; Integrated Gradients of a language model is a study of its own."
     asked = GRID_MODELS[name].part.prompts is not None
     return {m: how for m, how in GRID_METHODS.items() if not (asked and m == 'ig')}
@@ -220,9 +208,7 @@ def in_plain(removal):
     return removal.replace('_', ' ')
 
 
-def loo_by(
-    removal: str,  # one of GRID_REMOVALS
-) -> str:
+def loo_by(removal: str) -> str:
     "What Leave-One-Out by this removal is called where another is held to it."
     return f'loo, {in_plain(removal)}'
 
@@ -263,118 +249,63 @@ def grid_rows(
     return {r: _held_against(of_one, r) for r in removals}
 
 # %% ../nbs/60_grid.ipynb #2809242d
-def grid_examples(
-    name: str,  # one of GRID_MODELS
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # examples; None: all
-    seed: int = 0,  # of the draw
-) -> PartExamples:
-    "The examples of a model: SST-2 for every model of texts, the same ones."
+def grid_examples(name: str, o: RunOptions) -> PartExamples:
+    "Return the examples of one of GRID_MODELS: of texts the same for every model."
     if name not in GRID_MODELS:
         raise ValueError(
             f"model={name!r} is not in the grid; take one of {', '.join(GRID_MODELS)}"
         )
     parts = {model: asked.part for model, asked in GRID_MODELS.items()}
-    return part_examples(name, data, limit, seed, parts)
+    return part_examples(name, o.data, o.limit, o.seed, parts)
 
-# %% ../nbs/60_grid.ipynb #74996731
-def _refused(drawn, removals):
-    "Removal → why the model refuses it, of those that it is not asked for."
+
+def refusals(drawn: PartExamples, removals) -> dict:
+    "Return why a model refuses the removals that it is not asked for."
     _, enc, _ = drawn.examples[0]
     model, tokenizer = drawn.model, drawn.tokenizer
-    others = [r for r in ASKED if r not in removals]
-    found = {r: refusal(model, tokenizer, enc, r) for r in others}
+    found = {r: refusal(model, tokenizer, enc, r) for r in ASKED if r not in removals}
     if missed := [r for r, why in found.items() if why is None]:
         raise ValueError(f"{', '.join(missed)} would be left out unsaid")
     return found
 
-
-def _config(name, drawn, limit, seed):
-    "What the files of a model have in common."
-    removals = GRID_MODELS[name].removals
-    config = dict(experiment='grid', part=name, **drawn.info)
-    config |= dict(limit=limit, seed=seed)
-    config['methods'] = recorded_methods(methods_of(name))
-    config['references'] = [loo_by(r) for r in removals]
-    config['refused'] = _refused(drawn, removals)
-    return config
-
-# %% ../nbs/60_grid.ipynb #fbb916da
-def lacking(
-    results: dict,  # name → `Results`
-    examples: list,  # (i, …)
-) -> list:  # of the examples
-    "What some file has no row of."
-    done = set.intersection(*(r.done for r in results.values()))
-    return [example for example in examples if example[0] not in done]
-
-
-def add_to_each(
-    results: dict,  # name → `Results`
-    missing: list,  # (i, …), of `lacking`
-    # rows_of(…) of one example → dict of name → its row, without `i`
-    rows_of: Callable,
-    n: int,  # of all examples, for the bar
-    desc: str = '',  # what it says
-):
-    "A row for each file that lacks it; an example is computed once for all."
-    with tqdm(total=n, initial=n - len(missing), desc=desc) as bar:
-        for i, *example in missing:
-            for name, row in rows_of(*example).items():
-                if i not in results[name].done:
-                    results[name].add(dict(i=i, **row))
-            bar.update()
-
-
-def _summarise(results, left):
-    "Means in the file itself, for who reads it without this package."
-    columns = ['loo_r', 'loo_r_se', 'n', 'n_undefined']
-    table = faithfulness_table(results.rows)[columns]
-    results.summary = dict(
-        n=len(results.rows), n_set_aside=left, table=table.T.to_dict()
-    )
-    results.save()
-
 # %% ../nbs/60_grid.ipynb #a6af21c2
-def file_of(
-    model: str,  # one of GRID_MODELS
-    removal: str,  # one of its removals
-) -> str:  # without .json
-    "The file of a model's rows under a removal."
+def file_of(model: str, removal: str) -> str:
+    "Return the name, without .json, of a model's rows under a removal."
     return f'grid-{model}-{removal}'
 
 
-def grid_experiment(
-    folder,  # where the files of the model go
-    name: str,  # one of GRID_MODELS
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # examples
-    seed: int = 0,  # of the draw
-    fresh: bool = False,  # start over
-) -> dict:  # removal → Results
-    "All cells of a model, a file for each removal, resumable."
-    drawn = grid_examples(name, data, limit, seed)
-    removals = GRID_MODELS[name].removals
-    config = _config(name, drawn, limit, seed)
-    results = {
-        r: Results(
-            Path(folder) / f'{file_of(name, r)}.json', config | dict(removal=r), fresh
-        )
-        for r in removals
-    }
-    model, tokenizer, methods = drawn.model, drawn.tokenizer, methods_of(name)
+def add_summary(results: Results, n_set_aside: int):
+    "Put means into the file itself, for who reads it without this package."
+    columns = ['loo_r', 'loo_r_se', 'n', 'n_undefined']
+    table = faithfulness_table(results.rows)[columns].T.to_dict()
+    n = len(results.rows)
+    results.summary = dict(n=n, n_set_aside=n_set_aside, table=table)
+    results.save()
 
-    def rows_of(i, enc, label):
-        asked = (drawn.target(i), drawn.content(i))
-        found = grid_rows(model, tokenizer, enc, methods, removals, *asked)
-        said = dict(**drawn.said(i), label=label)
-        return {r: said | row for r, row in found.items()}
 
-    missing = lacking(results, drawn.by_number)
-    n = len(drawn.examples)
-    add_to_each(results, missing, rows_of, n, f'grid: {drawn.words}')
+def grid_experiment(folder, name: str, o: RunOptions) -> dict:
+    """Write all cells of a model, a file for each removal; return removal → Results. An
+    example is computed once for all files; what some file lacks is made again.
+    """
+    drawn, removals = grid_examples(name, o), GRID_MODELS[name].removals
+    methods, results = methods_of(name), {}
+    config = dict(experiment='grid', part=name, **drawn.info)
+    config |= dict(limit=o.limit, seed=o.seed, methods=recorded_methods(methods))
+    config |= dict(references=[loo_by(r) for r in removals])
+    config |= dict(refused=refusals(drawn, removals))
+    for r in removals:
+        path = Path(folder) / f'{file_of(name, r)}.json'
+        results[r] = Results(path, config | dict(removal=r), o.fresh)
+    done = set.intersection(*(r.done for r in results.values()))
+    missing = [example for example in drawn.examples if example[0] not in done]
+    for i, enc, label in tqdm(missing, desc=f'grid: {drawn.words}'):
+        how = methods, removals, drawn.target(i), drawn.content(i)
+        found = grid_rows(drawn.model, drawn.tokenizer, enc, *how)
+        for r, row in found.items():
+            if i not in results[r].done:
+                results[r].add(dict(i=i, **drawn.said(i), label=label, **row))
     for of_removal in results.values():
-        _summarise(of_removal, drawn.left)
+        add_summary(of_removal, drawn.left)
     return results
 
 # %% ../nbs/60_grid.ipynb #5631b0bf
@@ -421,9 +352,7 @@ def _columns_of(model, asked, found):
     ]
 
 
-def grid_columns(
-    found: dict,  # file → of `read_results`
-) -> list:  # of `Column`
+def grid_columns(found: dict) -> list:  # of `Column`
     "Every model that was measured, every removal that was asked of it."
     return [
         column
@@ -465,9 +394,7 @@ def grid_means(
     return frame.fillna(REFUSED).rename(index=method_label)
 
 # %% ../nbs/60_grid.ipynb #447aacd7
-def refusals_table(
-    found: dict,  # file → of `read_results`
-) -> pd.DataFrame:  # model, removal, why
+def refusals_table(found: dict) -> pd.DataFrame:  # model, removal, why
     "What no model could be asked, in its own words."
     return pd.DataFrame(
         [
@@ -495,108 +422,15 @@ def cp_gains_table(
     )
     return pd.DataFrame([cp_gain(c) for c in columns], index)
 
-# %% ../nbs/60_grid.ipynb #7722d1ad
-NEITHER = dict(color='0.6', marker='o', mfc='white')
-
-
-def _gain_look(gain):
-    "That of the method which is ahead, where the interval is off zero."
-    if gain['low'] > 0:
-        return method_look('cp_lrp')
-    if gain['high'] < 0:
-        return method_look('attn_lrp')
-    return NEITHER
-
-
-def _column_name(name):
-    "A method, or a reference by what it removes."
-    if name in SHOWN_METHODS:
-        return full_name(name)
-    return method_label(name)
-
-
-def _draw_means(ax, columns):
-    "A line for each column of the table, mean r in each field."
-    names = [*SHOWN_METHODS, *map(loo_by, GRID_REMOVALS)]
-    r = pd.DataFrame(
-        [{m: mean_se(c.of(m)).mean for m in c.methods} for c in columns],
-        columns=names,
-        dtype=float,
-    )
-    # a reference held to itself agrees, and says nothing
-    for k, c in enumerate(columns):
-        r.loc[k, loo_by(c.removal)] = np.nan
-    look = dict(cmap='vlag', vmin=-1, vmax=1, cbar=False, linewidths=0.6)
-    sns.heatmap(r, ax=ax, annot=True, fmt='.2f', annot_kws=dict(size=8), **look)
-    for k, c in enumerate(columns):
-        if c.rows is None:
-            ax.text(0.3, k + 0.5, '– refused', va='center', size=8)
-    ax.axvline(len(SHOWN_METHODS), color='k', lw=1)
-    ax.xaxis.tick_top()
-    ax.set_xticks(
-        np.arange(len(names)) + 0.5,
-        [_column_name(m) for m in names],
-        rotation=40,
-        ha='left',
-        rotation_mode='anchor',
-    )
-    ax.tick_params(length=0)
-
-
-def _draw_gains(ax, columns):
-    "CP-LRP minus AttnLRP, beside the lines of `_draw_means`."
-    for k, c in enumerate(columns):
-        if c.rows is None:
-            continue
-        gain = cp_gain(c)
-        off = [[gain['mean'] - gain['low']], [gain['high'] - gain['mean']]]
-        ax.errorbar(gain['mean'], k + 0.5, xerr=off, ms=5, **_gain_look(gain))
-    ax.axvline(0, color='k', lw=0.8)
-    ax.xaxis.tick_top()
-    ax.xaxis.set_label_position('top')
-    ax.set_xlabel('r of CP-LRP\n− r of AttnLRP')
-    ax.tick_params(axis='y', length=0)
-
-
-def _group_lines(axes, columns):
-    "Between one model and the next."
-    for k in range(1, len(columns)):
-        if columns[k].model != columns[k - 1].model:
-            for ax in axes:
-                ax.axhline(k, color='k', lw=1)
-
-
-@themed
-def plot_grid(
-    found: dict,  # file → of `read_results`
-):  # a matplotlib figure
-    """Mean r with Leave-One-Out, a line for each model and removal, and beside
-    it what CP-LRP gains over AttnLRP.
-    """
-    columns = grid_columns(found)
-    fig, ((means, gains),) = panels(
-        2,
-        width=PAGE / 2,
-        height=1.6 + 0.27 * len(columns),
-        sharey=True,
-        width_ratios=(4, 1),
-    )
-    _draw_means(means, columns)
-    _draw_gains(gains, columns)
-    _group_lines((means, gains), columns)
-    labels = [f'{c.model}, {in_plain(c.removal)}' for c in columns]
-    means.set_yticks(np.arange(len(columns)) + 0.5, labels, rotation=0)
-    return fig
-
 # %% ../nbs/60_grid.ipynb #68dc27a3
-def run_grid(path, part, options):
-    "All cells of the model, the first time that one of its parts is asked for."
+def run_grid(path, part, o):
+    "Run all cells of the model, the first time that one of its parts is asked for."
     model, removal = GRID_PARTS[part]
     first = removal == GRID_MODELS[model].removals[0]
-    o = options
-    folder = Path(path).parent
-    fresh = o.fresh and first  # the files of a model are made together
-    return grid_experiment(folder, model, o.data, o.limit, o.seed, fresh)
+    # the files of a model are made together
+    return grid_experiment(
+        Path(path).parent, model, replace(o, fresh=o.fresh and first)
+    )
 
 
 def grid_tables(part, results):
@@ -611,20 +445,14 @@ def grid_tables(part, results):
     return [(heading, said)]
 
 
-def _grid_study(model, group='', **more):
-    "The record of one model."
+def _grid_study(model, group=''):
+    "Return the record of one model."
     files = [file_of(model, r) for r in GRID_MODELS[model].removals]
-    parts = {f: f for f in files}
     name = f'grid-{model}'
-    return Study(name, group, parts, run_grid, grid_tables, **more)
+    return Study(name, group, {f: f for f in files}, run_grid, grid_tables)
 
 
-_ALL = {part: part for part in GRID_PARTS}
-_DRAWN = dict(figures=dict(grid=plot_grid), figure_files=_ALL)
 STUDIES = (
-    _grid_study('minilm', **_DRAWN),
-    _grid_study('decoder'),
-    _grid_study('vit'),
-    _grid_study('mpnet', 'scale'),
-    _grid_study('smollm2', 'scale'),
+    *(_grid_study(model) for model in ('minilm', 'decoder', 'vit')),
+    *(_grid_study(model, 'scale') for model in ('mpnet', 'smollm2')),
 )

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['WHOLE', 'USUAL', 'DIVIDED', 'ORDER', 'STUDIES', 'in_divided_order', 'ZeroedLogits', 'loo_of_logits', 'order_row',
-           'order_experiment', 'order_entries', 'order_table', 'order_tables', 'write_order']
+           'order_experiment', 'order_entries', 'order_table', 'order_record']
 
 # %% ../nbs/85_order.ipynb #5da7a68e
-import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from .parts import SENTENCES, Part, at_scale, on_part, part_examples
-from .parts import rows_heading
-from lrp_loo.core.files import write_text_atomic
+from .parts import SENTENCES, Part, at_scale, one_table, part_examples
 from lrp_loo.core.stats import agreement, paired_difference
 from lrp_loo.records.results import Results
 from lrp_loo.inputs.targets import Readout
@@ -33,7 +30,7 @@ from lrp_loo.models.attention import AttentionMode
 from lrp_loo.models.call import forward
 from lrp_loo.models.loading import load_demo
 from lrp_loo.models.structure import describe_model
-from lrp_loo.paper.common import Study, add_rows, read_parts
+from lrp_loo.paper.common import RunOptions, Study, add_rows, read_parts
 from lrp_loo.paper.ledger import CLAIMS, Rows, described, entries_of, file_entries
 from lrp_loo.paper.ledger import judged_over, readings
 from lrp_loo.paper.order import DIVISIONS, divided_attention, division_rules
@@ -186,16 +183,14 @@ ORDER['order-vit'] = Part('mnist', 'mnist', 'attention_mask')
 def order_experiment(
     path,  # the results file
     part: str,  # one of ORDER
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 60,  # texts
-    seed: int = 0,  # of the draw
-    fresh: bool = False,  # start over
+    o: RunOptions,
     folders: dict = None,  # seed of a training → its weights; None: the demo model
     stored: dict = None,  # number of a text → 'loo' and other maps of earlier rows
 ) -> Results:
     "Write `order_row` for each text, and training; resume an interrupted run."
-    drawn = part_examples(part, data, limit, seed, ORDER)
-    config = dict(experiment='order', part=part, **drawn.info, limit=limit, seed=seed)
+    drawn = part_examples(part, o.data, o.limit, o.seed, ORDER)
+    config = dict(experiment='order', part=part, **drawn.info)
+    config |= dict(limit=o.limit, seed=o.seed)
     config |= dict(methods=[*USUAL, *DIVIDED])
     config |= dict(stored_loo=True) if stored else {}
     models = {None: (drawn.model, drawn.tokenizer)}
@@ -214,7 +209,7 @@ def order_experiment(
 
     examples = [(k, i, enc, y) for k in models for i, enc, y in drawn.examples]
     examples = [(n, *example) for n, example in enumerate(examples)]
-    return add_rows(Results(path, config, fresh), examples, row, part)
+    return add_rows(Results(path, config, o.fresh), examples, row, part)
 
 # %% ../nbs/85_order.ipynb #192730c4
 _CLAIMS = [c for c in CLAIMS if c.key.startswith('order-')]
@@ -248,18 +243,13 @@ def order_table(results: dict) -> pd.DataFrame:  # a row per method
     return pd.DataFrame(table).loc[list(rows[0]['methods'])].fillna('')
 
 
-def order_tables(part: str, results: dict) -> list:
-    "Return what `reproduce` prints."
-    return [(rows_heading(part, results), order_table(results).to_string())]
-
-
 _LARGE = ('order-mpnet', 'order-smollm2')
 _ORDER = Study(
     'order',
     'beyond',
     {part: part for part in ORDER if part not in _LARGE},
-    on_part(order_experiment),
-    order_tables,
+    order_experiment,
+    one_table('order', order_table),
     entries=order_entries,
     by_part=True,
 )
@@ -269,20 +259,18 @@ _TRAINED = Study(
     '',
     {f'{part}-trainings': f'{part}-trainings' for part in ORDER},
     None,
-    order_tables,
+    one_table('order', order_table),
     entries=order_entries,
 )
 STUDIES = (_ORDER, at_scale(_ORDER, 'order-large', dict(zip(_LARGE, _LARGE))), _TRAINED)
 
 # %% ../nbs/85_order.ipynb #73fc5379
-def write_order(studies, path):
-    "Write what the book's chapter shows: the rows of each part."
+def order_record(studies) -> dict:
+    "Return what the book's chapter shows: the rows of each part."
     parts = read_parts({p: p for study in STUDIES for p in study.files}, studies)
-    lines = []
+    kept, record = 'i text template training n_tokens methods removals'.split(), {}
     for part, d in parts.items():
-        kept = 'i text template training n_tokens methods removals'.split()
         rows = [dict(text=row['number']) | row for row in d['rows']]
         rows = [{k: row[k] for k in kept if k in row} for row in rows]
-        about = dict(config=d['config'], versions=d['versions'], rows=rows)
-        lines.append(f'"{part}": {json.dumps(about, ensure_ascii=False)}')
-    write_text_atomic(path, '{{\n{}\n}}\n'.format(',\n'.join(lines)))
+        record[part] = dict(config=d['config'], versions=d['versions'], rows=rows)
+    return record

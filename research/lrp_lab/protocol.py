@@ -4,25 +4,25 @@
 
 # %% auto #0
 __all__ = ['DEFAULT', 'PROTOCOL', 'CORRELATIONS', 'NO_R', 'CURVES', 'CHUNKS', 'NEEDS_NO_DATA', 'NUMBERS', 'RECORDED',
-           'CONCLUSIONS', 'HOLDS', 'REVERSED', 'UNDECIDED', 'VERDICTS', 'MEAN_R', 'MEAN_DELTA', 'AGAINST_ATTN_LRP',
-           'STUDIES', 'REPEATEDLY_ASKED', 'spearman', 'kendall', 'PadToken', 'MeanOfData', 'protocol_removals',
-           'protocol_methods', 'number_target', 'protocol_row', 'protocol_experiment', 'recorded_choices', 'Conclusion',
-           'protocol_values', 'protocol_difference', 'protocol_table', 'conclusions_table', 'surviving',
-           'removal_agreement', 'claims_by_removal', 'claims_by_training', 'write_protocol']
+           'CONCLUSIONS', 'HOLDS', 'REVERSED', 'UNDECIDED', 'VERDICTS', 'STUDIES', 'REPEATEDLY_ASKED', 'PadToken',
+           'MeanOfData', 'protocol_removals', 'protocol_methods', 'number_target', 'protocol_row',
+           'protocol_experiment', 'recorded_choices', 'Conclusion', 'protocol_values', 'protocol_difference',
+           'conclusions_table', 'surviving', 'removal_agreement', 'claims_by_removal', 'claims_by_training',
+           'protocol_record']
 
 # %% ../nbs/25_protocol.ipynb #401b7174
-import json
-from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import kendalltau, spearmanr
 
+from .parts import five_digits, one_table
 from .grid import GRID_PARTS, grid_means, in_plain
-from lrp_loo.core.files import write_text_atomic
 from lrp_loo.data import load_texts
 from lrp_loo.evaluate.faithfulness import curve_area, removal_path, removal_units
 from lrp_loo.records.results import Results, read_results
@@ -33,7 +33,8 @@ from lrp_loo.models.call import forward
 from lrp_loo.models.encoding import encode, max_tokens, special_mask
 from lrp_loo.models.loading import DEMOS, load_demo
 from lrp_loo.models.structure import describe_model, n_layers
-from lrp_loo.paper.common import add_rows, read_parts, text_examples
+from lrp_loo.paper.common import RunOptions, Study, add_rows, read_parts
+from lrp_loo.paper.common import text_examples
 from lrp_loo.paper.tables import bypass_name, is_above_zero
 from lrp_loo.core.stats import FEWEST_TOKENS, agreement, mean_se, normalize
 from lrp_loo.core.stats import paired_difference, pearson
@@ -76,17 +77,11 @@ PROTOCOL = {  # choice → what it changes
 }
 
 
-def spearman(a: torch.Tensor, b: torch.Tensor) -> float:
-    "Spearman's ρ of two maps; NaN if one is constant."
-    return spearmanr(a.detach().cpu(), b.detach().cpu())[0]
-
-
-def kendall(a: torch.Tensor, b: torch.Tensor) -> float:
-    "Kendall's τ_b of two maps; NaN if one is constant."
-    return kendalltau(a.detach().cpu(), b.detach().cpu())[0]
-
-
-CORRELATIONS = {'pearson': pearson, 'spearman': spearman, 'kendall': kendall}
+CORRELATIONS = {
+    'pearson': pearson,
+    'spearman': lambda a, b: spearmanr(a, b)[0],  # NaN if one is constant
+    'kendall': lambda a, b: kendalltau(a, b)[0],  # τ_b
+}
 # they touch the curves alone
 NO_R = ('other chunk size', 'area over the curve')
 CURVES = (
@@ -102,13 +97,7 @@ CHUNKS = {  # usual: appendix B.1.2
     'sst2': dict(usual=1, other=4),
     'imdb': dict(usual=16, other=8),
 }
-NEEDS_NO_DATA = (
-    'attention_mask',
-    'mask_token',
-    'zero_embedding',
-    'mean_embedding',
-    'delete',
-)
+NEEDS_NO_DATA = 'attention_mask mask_token zero_embedding mean_embedding delete'.split()
 
 
 class PadToken(MaskToken):
@@ -330,17 +319,8 @@ def protocol_row(
     return row
 
 # %% ../nbs/25_protocol.ipynb #c8d2e3f5
-@dataclass(frozen=True)
-class _RemovalOrder:
-    "The order in which one method's tokens go under one choice."
-
-    choice: str
-    method: str
-    most_relevant_first: bool
-
-
 def _areas(text, choices, chunks):
-    "Choice → method → (LeRF, MoRF); one call a removal and chunk size."
+    "Return choice → method → (LeRF, MoRF); one call a removal and chunk size."
     groups = {}
     for name, choice in choices.items():
         kind = choice['removal'], chunks[choice['chunk']]
@@ -352,48 +332,32 @@ def _areas(text, choices, chunks):
 
 
 def _areas_of_one_kind(text, choices, removal, chunk):
-    "The areas of choices that share a removal and a chunk size."
-    methods = _methods_with_curves(text)
+    "Return the areas of choices that share a removal and a chunk size."
+    layers = n_layers(text.model)
+    # no conclusion asks for the curves of these two
+    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
+    methods = [m for m in text.methods if m not in left_out]
     units = removal_units(text.special, chunk)
-    paths = {
-        order: _path(text, order, choices[order.choice], units)
-        for order in _removal_orders(choices, methods)
-    }
-    logits = text.logits(torch.cat(list(paths.values())), removal)
-    parts = logits.split([len(p) for p in paths.values()])
+    # LeRF, then MoRF
+    orders = list(product(choices, methods, (False, True)))
+    paths = [_path(text, m, choices[c], units, most) for c, m, most in orders]
+    logits = text.logits(torch.cat(paths), removal).split([len(p) for p in paths])
     out = {name: {method: [] for method in methods} for name in choices}
-    for order, part in zip(paths, parts):
-        choice = choices[order.choice]
-        number = text.number(choice['target'], part)
-        area = curve_area(number, choice['area'])
-        out[order.choice][order.method].append(area)
+    for (name, method, _), part in zip(orders, logits):
+        number = text.number(choices[name]['target'], part)
+        out[name][method].append(curve_area(number, choices[name]['area']))
     return out
 
 
-def _methods_with_curves(text):
-    "Two are left out: no conclusion asks for their curves."
-    layers = n_layers(text.model)
-    left_out = 'grad_x_input', bypass_name(range(layers // 2), layers)
-    return [m for m in text.methods if m not in left_out]
-
-
-def _removal_orders(choices, methods):
-    "LeRF, then MoRF, of each method under each choice."
-    for name in choices:
-        for method in methods:
-            yield _RemovalOrder(name, method, most_relevant_first=False)
-            yield _RemovalOrder(name, method, most_relevant_first=True)
-
-
-def _path(text, order, choice, units):
-    "Tokens kept at each step of a curve; special ones are never removed."
-    scores = torch.where(text.special, 0.0, text.scores(order.method, choice))
+def _path(text, method, choice, units, most_relevant_first):
+    "Return the tokens kept at each step of a curve; special ones are never removed."
+    scores = torch.where(text.special, 0.0, text.scores(method, choice))
     scores = normalize(scores, choice['normalize_a'])
-    return removal_path(scores, units, order.most_relevant_first)
+    return removal_path(scores, units, most_relevant_first)
 
 # %% ../nbs/25_protocol.ipynb #3e7851b8
 def _check_protocol_call(name, choices):
-    "An error where data or choices are not known."
+    "Raise ValueError where data or choices are not known."
     if name not in CHUNKS:
         raise ValueError(f"no text data {name!r}; take one of {', '.join(CHUNKS)}")
     if unknown := set(choices) - set(PROTOCOL):
@@ -407,22 +371,8 @@ def _check_protocol_call(name, choices):
         )
 
 
-def _pool_of(name, data, source, n, seed):
-    "Texts that the data's mean and the resampling draw from."
-    split = None if source == 'embedded' else 'train'
-    return load_texts(name, data, split=split, limit=n, seed=seed)
-
-
-def _removals_of(choices, pool, tokenizer, n_draws, seed):
-    "Name → `Removal`, those that some choice takes."
-    ids = fill_id(tokenizer, Removal('resample', pool=pool.texts))
-    removals = protocol_removals(ids, n_draws, seed)
-    taken = {(DEFAULT | PROTOCOL[c])['removal'] for c in choices}
-    return {name: r for name, r in removals.items() if name in taken}
-
-
 def _protocol_summary(rows, choices, too_long):
-    "How many texts, and what was not asked."
+    "Return how many texts there are, and what was not asked."
     return dict(
         n=len(rows),
         n_with_curves=sum('curves' in r for r in rows),
@@ -432,75 +382,46 @@ def _protocol_summary(rows, choices, too_long):
     )
 
 
-def _plain_methods(model):
-    "The methods of the rows, as a config names them."
-    return {m: list(v) for m, v in protocol_methods(n_layers(model)).items()}
-
-
-def _full_choices(choices):
-    "Choice → all its settings, in PROTOCOL's order."
-    return {n: DEFAULT | c for n, c in PROTOCOL.items() if n in choices}
-
-
-def _curves_for_first(examples, n):
-    "(i, encoded text, whether it gets curves); n None: all do."
-    return [
-        (i, enc, n is None or place < n) for place, (i, enc, _) in enumerate(examples)
-    ]
-
-
 def protocol_experiment(
     path,  # the results file
-    name: str = 'sst2',  # 'sst2' or 'imdb': the data, and the demo model for it
-    data=None,  # 'embedded', 'hub' or a folder
-    limit: int = 400,  # texts
-    seed: int = 0,  # of the draw, of the pool, and of resampling
-    fresh: bool = False,  # start over
+    name: str,  # 'sst2' or 'imdb': the data, and the demo model for it
+    o: RunOptions,  # seed: of the draw, of the pool, and of resampling
     longest: int = 256,  # texts with more tokens are set aside
-    # names of PROTOCOL; None: all. The summary says which are left out
-    choices=None,
+    choices=PROTOCOL,  # names of PROTOCOL; the summary says which are left out
     n_curves: int = None,  # how many of the texts get curves as well; None: all
     n_draws: int = 4,  # of resampling
     # texts of the training split (embedded: of all there are) that the data's
     # mean and the resampling draw from
     n_pool: int = 1000,
 ) -> Results:
-    "A row per text under every choice, resumable."
-    choices = list(PROTOCOL) if choices is None else list(choices)
+    "Write a row per text under every choice; resume an interrupted run."
     _check_protocol_call(name, choices)
     model, tok = load_demo(name)
-    texts = load_texts(name, data, seed=seed)
-    pool = _pool_of(name, data, texts.info['source'], n_pool, seed)
-    removals = _removals_of(choices, pool, tok, n_draws, seed)
-    longest = min(longest, max_tokens(model, tok))
-    config = dict(
-        experiment='protocol',
-        data=texts.origin,
-        model=describe_model(model, DEMOS[name][0]),
-        limit=limit,
-        seed=seed,
-        longest=longest,
-        removals=list(removals),
-        n_curves=n_curves,
-        n_draws=n_draws,
-        pool=pool.info,
-        choices=_full_choices(choices),
-        chunks=CHUNKS[name],
-        methods=_plain_methods(model),
-    )
-    results = Results(path, config, fresh)
-    examples, too_long = text_examples(model, tok, texts, limit, longest)
+    texts = load_texts(name, o.data, seed=o.seed)
+    split = None if texts.info['source'] == 'embedded' else 'train'
+    pool = load_texts(name, o.data, split=split, limit=n_pool, seed=o.seed)
+    settings = {c: DEFAULT | PROTOCOL[c] for c in PROTOCOL if c in choices}
+    taken = {choice['removal'] for choice in settings.values()}
+    ids = fill_id(tok, Removal('resample', pool=pool.texts))
+    removals = protocol_removals(ids, n_draws, o.seed)
+    removals = {name: r for name, r in removals.items() if name in taken}
+    longest, methods = min(longest, max_tokens(model, tok)), n_layers(model)
+    methods = {m: list(how) for m, how in protocol_methods(methods).items()}
+    config = dict(experiment='protocol', data=texts.origin)
+    config |= dict(model=describe_model(model, DEMOS[name][0]))
+    config |= dict(limit=o.limit, seed=o.seed, longest=longest)
+    config |= dict(removals=list(removals), n_curves=n_curves, n_draws=n_draws)
+    config |= dict(pool=pool.info, choices=settings, chunks=CHUNKS[name])
+    results = Results(path, config | dict(methods=methods), o.fresh)
+    examples, too_long = text_examples(model, tok, texts, o.limit, longest)
+    n_curves = len(examples) if n_curves is None else n_curves
+    examples = [(i, enc, k < n_curves) for k, (i, enc, _) in enumerate(examples)]
 
     def row(enc, curves):
         return protocol_row(model, tok, enc, removals, CHUNKS[name], choices, curves)
 
-    return add_rows(
-        results,
-        _curves_for_first(examples, n_curves),
-        row,
-        f'protocol of {name}',
-        partial(_protocol_summary, choices=choices, too_long=too_long),
-    )
+    summary = partial(_protocol_summary, choices=choices, too_long=too_long)
+    return add_rows(results, examples, row, f'protocol of {name}', summary)
 
 # %% ../nbs/25_protocol.ipynb #94651c41
 RECORDED = {
@@ -546,44 +467,36 @@ def recorded_choices(
     return dict(config=config, rows=[_recorded_row(r, methods) for r in rows])
 
 # %% ../nbs/25_protocol.ipynb #1eb8cee9
-@dataclass(frozen=True)
-class Conclusion:
+class Conclusion(NamedTuple):
     "A difference over texts that the paper says is above zero."
 
     what: str  # 'r', or 'delta' (LeRF − MoRF)
     better: str  # a method, or 'upper', 'lower': that half bypassed
     worse: str
-    where: str  # the paper says so
 
 
-CONCLUSIONS = {
-    'CP-LRP follows LOO better than AttnLRP': Conclusion(
-        'r', 'cp_lrp', 'attn_lrp', 'abstract; RQ2'
-    ),
-    'bypassing the upper half raises r': Conclusion(
-        'r', 'upper', 'attn_lrp', 'RQ3; finding 3'
-    ),
-    'the upper half helps more than the lower': Conclusion(
-        'r', 'upper', 'lower', 'abstract; RQ3'
-    ),
+CONCLUSIONS = {  # where the paper says so
+    # abstract; RQ2
+    'CP-LRP follows LOO better than AttnLRP': Conclusion('r', 'cp_lrp', 'attn_lrp'),
+    # RQ3; finding 3
+    'bypassing the upper half raises r': Conclusion('r', 'upper', 'attn_lrp'),
+    # abstract; RQ3
+    'the upper half helps more than the lower': Conclusion('r', 'upper', 'lower'),
+    # introduction
     'in the lower half AttnLRP is better left alone': Conclusion(
-        'r', 'attn_lrp', 'lower', 'introduction'
+        'r', 'attn_lrp', 'lower'
     ),
-    'AttnLRP follows LOO better than IG': Conclusion('r', 'attn_lrp', 'ig', 'Table 2'),
-    'AttnLRP follows LOO better than rollout': Conclusion(
-        'r', 'attn_lrp', 'rollout', 'Table 2'
-    ),
-    'rollout follows LOO better than IG': Conclusion('r', 'rollout', 'ig', 'Table 2'),
-    'CP-LRP lags behind AttnLRP in Δ': Conclusion(
-        'delta', 'attn_lrp', 'cp_lrp', 'introduction; Table 2, SST'
-    ),
-    'bypassing the upper half raises Δ': Conclusion(
-        'delta', 'upper', 'attn_lrp', 'Figure 2'
-    ),
-    "AttnLRP's Δ is above IG's": Conclusion('delta', 'attn_lrp', 'ig', 'Table 2'),
-    "AttnLRP's Δ is above rollout's": Conclusion(
-        'delta', 'attn_lrp', 'rollout', 'Table 2'
-    ),
+    # Table 2
+    'AttnLRP follows LOO better than IG': Conclusion('r', 'attn_lrp', 'ig'),
+    'AttnLRP follows LOO better than rollout': Conclusion('r', 'attn_lrp', 'rollout'),
+    'rollout follows LOO better than IG': Conclusion('r', 'rollout', 'ig'),
+    # introduction; Table 2, SST
+    'CP-LRP lags behind AttnLRP in Δ': Conclusion('delta', 'attn_lrp', 'cp_lrp'),
+    # Figure 2
+    'bypassing the upper half raises Δ': Conclusion('delta', 'upper', 'attn_lrp'),
+    # Table 2
+    "AttnLRP's Δ is above IG's": Conclusion('delta', 'attn_lrp', 'ig'),
+    "AttnLRP's Δ is above rollout's": Conclusion('delta', 'attn_lrp', 'rollout'),
 }
 HOLDS = 'holds'
 REVERSED = 'reversed'
@@ -641,57 +554,6 @@ def protocol_difference(
     return difference | dict(verdict=VERDICTS[is_above_zero(difference)])
 
 # %% ../nbs/25_protocol.ipynb #d9e3f4a6
-MEAN_R = ('attn_lrp', 'cp_lrp', 'upper', 'lower', 'ig', 'grad_x_input', 'rollout')
-MEAN_DELTA = ('attn_lrp', 'cp_lrp', 'ig', 'rollout')
-AGAINST_ATTN_LRP = {  # column → the method in it
-    'cp − attn': 'cp_lrp',
-    'upper − attn': 'upper',
-    'lower − attn': 'lower',
-}
-
-
-def _interval_columns(name, difference):
-    "Three columns of a table."
-    return {
-        name: difference['mean'],
-        f'{name} low': difference['low'],
-        f'{name} high': difference['high'],
-    }
-
-
-def _columns_of_r(results, choice):
-    columns = {m: mean_se(protocol_values(results, choice, m))[0] for m in MEAN_R}
-    for name, m in AGAINST_ATTN_LRP.items():
-        difference = protocol_difference(results, choice, 'r', m, 'attn_lrp')
-        columns |= _interval_columns(name, difference)
-    return columns
-
-
-def _columns_of_delta(results, choice):
-    columns = {
-        f'Δ {m}': protocol_values(results, choice, m, 'delta').mean()
-        for m in MEAN_DELTA
-    }
-    difference = protocol_difference(results, choice, 'delta', 'cp_lrp', 'attn_lrp')
-    return columns | _interval_columns('Δ cp − attn', difference)
-
-
-def protocol_table(
-    results: dict,  # of `read_results`
-    # a row per choice: mean r per method; differences in r with low and high
-    # ends; Δ of AttnLRP and CP-LRP and their difference
-) -> pd.DataFrame:
-    "Every choice in numbers."
-    rows = {choice: {} for choice in PROTOCOL}
-    for choice, columns in rows.items():
-        if _was_measured(results, choice, 'r'):
-            columns |= _columns_of_r(results, choice)
-        if _was_measured(results, choice, 'delta'):
-            columns |= _columns_of_delta(results, choice)
-    measured = {choice: columns for choice, columns in rows.items() if columns}
-    return pd.DataFrame(measured).T.rename_axis('choice')
-
-
 def _verdict(results, choice, conclusion):
     "'' where the choice does not touch it or was not measured."
     if not _was_measured(results, choice, conclusion.what):
@@ -746,9 +608,7 @@ def surviving(
     return pd.DataFrame(out).T.rename_axis('conclusion')
 
 
-def removal_agreement(
-    results: dict,  # of `read_results`
-) -> pd.DataFrame:  # removal × removal
+def removal_agreement(results: dict) -> pd.DataFrame:  # removal × removal
     "Mean r of LOO under one removal with LOO under another."
     names = results['config']['removals']
     between = [row['between'] for row in results['rows']]
@@ -756,15 +616,12 @@ def removal_agreement(
     return pd.DataFrame(mean, names, names)
 
 # %% ../nbs/25_protocol.ipynb #405e193e
-from .parts import on_part, one_table
-from lrp_loo.paper.common import Study
-
 STUDIES = (
     Study(
         'protocol',
         'better',
         dict(sst2='protocol-sst2', imdb='protocol-imdb'),
-        on_part(protocol_experiment),
+        protocol_experiment,
         one_table('protocol', conclusions_table),
     ),
 )
@@ -812,7 +669,7 @@ def claims_by_training(
 # %% ../nbs/25_protocol.ipynb #a611f270
 def _choices(results):
     "Mean r of four methods under each choice, and CP-LRP minus AttnLRP."
-    for choice in protocol_table(results).dropna(subset='attn_lrp').index:
+    for choice in [c for c in PROTOCOL if _was_measured(results, c, 'r')]:
         gap = protocol_difference(results, choice, 'r', 'cp_lrp', 'attn_lrp')
         methods = ('attn_lrp', 'cp_lrp', 'ig', 'rollout')
         r = {m: protocol_values(results, choice, m) for m in methods}
@@ -829,39 +686,30 @@ def _turned(results, method):
     return float(np.mean((r * divided)[~np.isnan(r)] < 0))
 
 
-def write_protocol(
+def protocol_record(
     studies,  # the folder of the lab's rows
     paper,  # the folder of MiniLM's rows of Table 2
     entries: list,  # of the ledger
-    path,  # protocol.json
 ) -> dict:
-    "Write what the book's chapter on the protocol shows, in five digits."
+    "Return what the book's chapter on the protocol shows, in five digits."
     grid = read_parts({part: part for part in GRID_PARTS}, studies)
     parts = {
         'sst2': read_results(Path(studies) / 'protocol-sst2.json'),
         'imdb': recorded_choices(read_results(Path(paper) / 'imdb.json')),
     }
-    counts = [VERDICTS[x] for x in (True, False, None)]
-    verdicts = {
-        part: surviving(conclusions_table(d).iloc[:, :7])[counts].T.to_dict()
-        for part, d in parts.items()
-    }
+    counts, verdicts, turned = [VERDICTS[x] for x in (True, False, None)], {}, {}
+    for part, d in parts.items():
+        of_r = surviving(conclusions_table(d).iloc[:, :7])
+        verdicts[part] = of_r[counts].T.to_dict()
+        turned[part] = {m: _turned(d, m) for m in ('attn_lrp', 'cp_lrp', 'upper')}
     pairs = removal_agreement(parts['sst2']).to_numpy()
     record = dict(
         patches=grid_means(grid)['our ViT'].to_dict(),
         choices=list(_choices(parts['sst2'])),
         verdicts=verdicts,
-        references=pairs[np.triu_indices(len(pairs), 1)].tolist(),
-        turned={
-            part: {m: _turned(d, m) for m in ('attn_lrp', 'cp_lrp', 'upper')}
-            for part, d in parts.items()
-        },
+        references=pairs[np.triu_indices(len(pairs), 1)],
+        turned=turned,
         by_removal=claims_by_removal(entries),
         by_training=claims_by_training(entries),
     )
-    record = json.loads(
-        json.dumps(record), parse_float=lambda x: float(f'{float(x):.5g}')
-    )
-    lines = [f'"{k}": {json.dumps(v, ensure_ascii=False)}' for k, v in record.items()]
-    write_text_atomic(path, '{{\n{}\n}}\n'.format(',\n'.join(lines)))
-    return record
+    return five_digits(record)

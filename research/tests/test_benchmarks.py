@@ -29,5 +29,5 @@ def test_a_benchmark_takes_names_that_are_there(script):
 
 
 def test_scripts_are_found_and_take_something():
-    assert len(SCRIPTS) > 10
-    assert sum(len(list(imported(script))) > 0 for script in SCRIPTS) > 10
+    assert len(SCRIPTS) > 6
+    assert sum(len(list(imported(script))) > 0 for script in SCRIPTS) > 4

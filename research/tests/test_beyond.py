@@ -1,10 +1,8 @@
 "Studies of the lab as a user meets them: end to end, through the command."
 
-import json
 import sys
 from types import ModuleType
 
-import numpy as np
 import pytest
 from conftest import load_demo
 
@@ -12,9 +10,7 @@ from lrp_lab import __main__ as run
 from lrp_lab.beyond import REWRITINGS, rewritten
 from lrp_loo.models.encoding import encode
 from lrp_loo.paper.common import Study, add_rows
-from lrp_loo.paper.tables import SWEEPS, layer_table
 from lrp_loo.estimate import removal_scores
-from lrp_loo.paper import reproduce as paper
 from lrp_loo.records.results import Results, read_results
 
 BEYOND_PARTS = ('decoder', 'lm', 'lm-zero', 'vit')
@@ -62,32 +58,6 @@ def test_parts_read_what_they_name(beyond):
     assert vit['rows'][0]['n_tokens'] == 49  # patches
     assert lm['config']['data']['tokens'] == 'first 48'
     assert {row['n_tokens'] for row in lm['rows']} == {48}
-
-
-def test_the_figure_of_other_architectures_has_a_panel_for_each(beyond, monkeypatch):
-    figures = {}
-    monkeypatch.setattr(
-        paper, 'save_figure', lambda figure, path: figures.update({path.stem: figure})
-    )
-    results = beyond / 'results' / 'studies-embedded'
-    paper.draw_figures(run.studies(), results, results)
-    axes = figures['beyond'].axes
-    assert len(axes) == 4
-    for ax, part in zip(axes, BEYOND_PARTS):
-        table = layer_table(beyond_rows(beyond, part))
-        first = table[(table.sweep == SWEEPS[0]) & (table.k > 0)]
-        assert np.allclose(ax.lines[0].get_ydata(), first.gain.dropna())
-
-
-def test_rows_of_another_version_are_named_with_the_remedy(beyond, tmp_path, capsys):
-    content = beyond_rows(beyond, 'decoder')
-    for row in content['rows']:
-        del row['methods']['attn_lrp'], row['checksum']
-    (tmp_path / 'decoder.json').write_text(json.dumps(content))
-    paper.draw_figures(run.studies(), tmp_path / 'figures', tmp_path)
-    message = capsys.readouterr().err
-    assert 'beyond.png is not drawn: rows of decoder' in message
-    assert "'attn_lrp'" in message and '--fresh' in message
 
 
 def test_images_of_a_folder_are_explained(folder, tmp_path):

@@ -15,10 +15,10 @@ import pytest
 from conftest import LAB, ROOT
 from tracked import tracked
 
+from lrp_lab.agreement import remedy_table
 from lrp_lab.beyond import claim2_table, read_beyond
-from lrp_lab.cost import cost_table, shared_rows
+from lrp_lab.frontier import cost_table, shared_rows
 from lrp_lab.protocol import DEFAULT, PROTOCOL, protocol_values, removal_agreement
-from lrp_lab.remedy import remedy_table
 from lrp_loo.paper.tables import MARGIN, best_single_layer, is_above_zero
 from lrp_loo.core.stats import mean_se, paired_difference, per_text
 from lrp_loo.records.results import read_results
@@ -66,7 +66,7 @@ def test_removal_takes_little_more_than_attn_lrp():
     assert (seconds.loc['removal'] / seconds.loc['attn_lrp']).max() < 1.25
     assert (mib.loc['removal'] / mib.loc['attn_lrp']).max() < 1.35
     assert [round(mib.loc[m, 512]) for m in ('removal', 'attn_lrp')] == [124, 100]
-    assert '124 MiB against 100' in prose('57_cost')
+    assert '124 MiB against 100' in prose('77_frontier')
     assert 'at 512 tokens 124 MiB of memory, AttnLRP 100' in prose('82_in_numbers')
 
 

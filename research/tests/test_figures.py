@@ -1,4 +1,4 @@
-"""Every figure of the paper's rows and of the lab's as its reader sees it: at the width
+"""Every figure of the paper's rows as its reader sees it: at the width
 of a page, in grey, one look for each method.
 """
 
@@ -13,7 +13,6 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.text import Text
 
 import lrp_loo.paper.reproduce as reproduce
-from lrp_lab.__main__ import studies
 from lrp_loo.core.stats import per_text
 from lrp_loo.methods.table import METHODS
 from lrp_loo.paper.figures import SWEEP_STYLE, plot_layerwise, sweep_gains
@@ -54,8 +53,6 @@ def drawn(kept_results):
     found = {}
     for folder in sorted(kept_results.glob('*/')):
         found |= figures_of(reproduce.studies_of(), folder)
-    folders = (kept_results / name for name in ('studies', 'minilm'))
-    found |= figures_of(studies(), *folders)
     return {k: f for k, f in found.items() if k[1] not in APART}
 
 
@@ -130,8 +127,7 @@ def test_no_folder_is_shown_where_a_model_is_meant(drawn):
 @needs_git
 def test_every_figure_of_the_folder_is_drawn_anew(drawn):
     kept = {(path.parent.name, path.stem) for path in tracked('figures/*/*.png')}
-    of_paper = {key for key in drawn if key[0] != 'studies'}
-    assert {key for key in kept if key[1] not in APART} == of_paper
+    assert {key for key in kept if key[1] not in APART} == set(drawn)
 
 
 def test_a_method_has_one_colour_and_one_marker_in_every_figure(drawn):

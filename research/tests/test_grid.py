@@ -1,4 +1,4 @@
-"The grid: its cells one by one, what is refused, one file a removal, the figure."
+"The grid: its cells one by one, what is refused, one file a removal."
 
 import pytest
 import torch
@@ -20,16 +20,13 @@ from lrp_lab.grid import (
     grid_rows,
     loo_by,
     methods_of,
-    plot_grid,
     refusals_table,
 )
 from lrp_loo.methods.table import METHODS
 from lrp_loo.methods import explain_batch
-from lrp_loo.models.encoding import encode
-from lrp_loo.paper.common import PROMPTS, read_parts
+from lrp_loo.paper.common import PROMPTS, RunOptions, read_parts
 from lrp_loo.paper.ledger import ledger
 from lrp_loo.core.stats import mean_se, paired_difference
-from lrp_lab.parts import agreement_rows
 from lrp_loo.evaluate.audit import faithfulness_rows
 from lrp_loo.records.results import read_results
 
@@ -54,10 +51,10 @@ def small(shallow_parts):
         yield
 
 
-def measure(folder, **options):
+def measure(folder):
     "Three examples of each small model."
     for name in SMALL:
-        grid_experiment(folder, name, 'embedded', limit=3, **options)
+        grid_experiment(folder, name, RunOptions('embedded', limit=3))
 
 
 @pytest.fixture(scope='module')
@@ -77,7 +74,7 @@ CELLS = [(name, r) for name, asked in SMALL.items() for r in asked.removals]
 
 @pytest.mark.parametrize('name, removal', CELLS)
 def test_a_cell_is_what_is_measured_by_itself(found, name, removal):
-    drawn = grid_examples(name, 'embedded', limit=1)
+    drawn = grid_examples(name, RunOptions('embedded', limit=1))
     i, enc, _ = drawn.examples[0]
     rows = found[file_of(name, removal)]['rows']
     (row,) = (row for row in rows if row['i'] == i)
@@ -108,16 +105,6 @@ def test_a_row_says_which_text_it_is_of_in_which_template(found):
     assert 'template' not in found[file_of('minilm', 'delete')]['rows'][0]
 
 
-def test_rows_without_curves_are_agreement_rows(demo):
-    model, tok = demo
-    enc = encode(model, tok, 'A warm film, and never once dull.')
-    methods = {'attn_lrp': ('attn_lrp', {})}
-    (plain,) = agreement_rows(model, tok, [enc], methods)
-    (row,) = faithfulness_rows(model, tok, [enc], methods, curves=[])
-    assert row['methods'].pop('loo')['r'] == pytest.approx(1)
-    assert row == plain
-
-
 def test_references_agree_with_each_other_both_ways(found):
     there = found[file_of('decoder', 'delete')]['rows']
     back = found[file_of('decoder', 'attention_mask')]['rows']
@@ -127,7 +114,7 @@ def test_references_agree_with_each_other_both_ways(found):
 
 
 def test_a_map_is_computed_once_for_all_removals(small):
-    drawn = grid_examples('minilm', 'embedded', limit=1)
+    drawn = grid_examples('minilm', RunOptions('embedded', limit=1))
     _, enc, _ = drawn.examples[0]
     calls = []
 
@@ -176,12 +163,12 @@ def test_what_a_model_could_be_asked_is_not_left_out(small, monkeypatch):
     less = SMALL['decoder']._replace(removals=('attention_mask',))
     monkeypatch.setitem(SMALL, 'decoder', less)
     with pytest.raises(ValueError, match='zero_embedding, delete'):
-        grid_experiment('.', 'decoder', 'embedded', limit=1)
+        grid_experiment('.', 'decoder', RunOptions('embedded', limit=1))
 
 
 def test_an_unknown_model_is_refused():
     with pytest.raises(ValueError, match="model='bert' is not in the grid"):
-        grid_examples('bert')
+        grid_examples('bert', RunOptions())
 
 
 # ---- patches of an image
@@ -189,7 +176,7 @@ def test_an_unknown_model_is_refused():
 
 @pytest.fixture(scope='module')
 def digit(small):
-    drawn = grid_examples('vit', 'embedded', limit=1)
+    drawn = grid_examples('vit', RunOptions('embedded', limit=1))
     _, enc, _ = drawn.examples[0]
     return drawn.model, enc
 
@@ -281,19 +268,3 @@ def test_the_gain_is_of_the_same_examples(found):
     assert gains.loc['our ViT', column.removal.replace('_', ' ')][
         'mean'
     ] == pytest.approx(alone['mean'])
-
-
-def test_the_figure_shows_every_mean_and_every_gain(found):
-    columns = grid_columns(found)
-    means, gains = plot_grid(found).axes
-    labels = [t.get_text() for t in means.get_yticklabels()]
-    assert labels == [f"{c.model}, {c.removal.replace('_', ' ')}" for c in columns]
-    shown = [t.get_text() for t in means.texts]
-    assert shown.count('– refused') == 4
-    measured = [c for c in columns if c.rows is not None]
-    expected = [f'{mean_se(c.of(m)).mean:.2f}' for c in measured for m in c.methods]
-    for text in expected:
-        assert text in shown
-    points = [line for line in gains.lines if len(line.get_xdata()) == 1]
-    heights = [float(p.get_ydata()[0]) for p in points]
-    assert heights == [k + 0.5 for k, c in enumerate(columns) if c.rows is not None]

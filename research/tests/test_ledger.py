@@ -7,11 +7,8 @@ import pytest
 from conftest import LAB, ROOT
 from tracked import tracked
 
-from lrp_lab.__main__ import entries_by_study, kept_folders
-from lrp_lab.causes import write_causes
+from lrp_lab.__main__ import chapter_records, entries_by_study, kept_folders
 from lrp_lab.frontier import write_frontier
-from lrp_lab.order import write_order
-from lrp_lab.protocol import write_protocol
 from lrp_loo.paper.ledger import ARRIVED, entry_name, ledger, ledger_notes
 
 LINK = re.compile(r'\[([^\]]+)\]\([^)\s]*results/claims\.json "([^"]+)"\)')
@@ -71,10 +68,17 @@ def test_the_kept_frontier_is_what_the_rows_say(tmp_path):
         assert r[0] == pytest.approx(r[1], rel=1e-3)
 
 
-def test_the_kept_protocol_is_what_the_rows_say(computed, tmp_path):
-    new, kept = tmp_path / 'protocol.json', ROOT / 'results' / 'protocol.json'
-    write_protocol(*kept_folders()[:2], computed, new)
-    now, then = (json.loads(p.read_text(encoding='utf-8')) for p in (new, kept))
+@pytest.fixture(scope='module')
+def records(computed):
+    return json.loads(json.dumps(chapter_records(computed)))
+
+
+def of_chapter(name):
+    return json.loads((ROOT / 'results' / f'{name}.json').read_text('utf-8'))
+
+
+def test_the_kept_protocol_is_what_the_rows_say(records):
+    now, then = records['protocol'], of_chapter('protocol')
     for name in ('patches', 'verdicts', 'by_removal'):
         assert now[name] == then[name], name
     assert now['references'] == pytest.approx(then['references'], rel=1e-3)
@@ -83,15 +87,9 @@ def test_the_kept_protocol_is_what_the_rows_say(computed, tmp_path):
         assert means[0] == pytest.approx(means[1], rel=1e-3, abs=1e-6), name
 
 
-@pytest.mark.parametrize('write', [write_order, write_causes])
-def test_the_rows_that_a_chapter_shows_are_those_of_the_study(write, tmp_path):
-    name = write.__name__.removeprefix('write_') + '.json'
-    write(LAB / 'results' / 'studies', tmp_path / name)
-    now, then = (
-        json.loads((folder / name).read_text(encoding='utf-8'))
-        for folder in (tmp_path, ROOT / 'results')
-    )
-    assert now == then
+@pytest.mark.parametrize('name', ['order', 'causes'])
+def test_the_rows_that_a_chapter_shows_are_those_of_the_study(name, records):
+    assert records[name] == of_chapter(name)
 
 
 def test_no_sentence_contradicts_the_ledger(kept, pages):

@@ -4,8 +4,9 @@ import pytest
 from conftest import shallow_demo
 
 from lrp_lab import parts
-from lrp_lab.parts import SENTENCES
-from lrp_lab.steps import STEPS, steps_experiment
+from lrp_lab.agreement import all_steps
+from lrp_lab.parts import SENTENCES, Comparison
+from lrp_loo.paper.common import RunOptions
 from lrp_loo.paper.tables import layer_table
 from lrp_loo.paper.ledger import CLAIMS, Rows
 from lrp_loo.records.results import read_results
@@ -17,8 +18,8 @@ def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp('steps') / 'steps.json'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, 'load_demo', shallow_demo)
-        patch.setitem(STEPS, 'steps-mpnet-sst2', SENTENCES['minilm'])
-        steps_experiment(path, 'steps-mpnet-sst2', 'embedded', limit=4)
+        steps = Comparison('steps', all_steps, dict(few=SENTENCES['minilm']))
+        steps(path, 'few', RunOptions('embedded', limit=4))
     return read_results(path)
 
 
@@ -46,5 +47,6 @@ def test_claims_about_the_gap_are_decided_by_these_rows(measured):
 
 
 def test_an_unknown_part_is_refused(tmp_path):
-    with pytest.raises(ValueError, match='steps-mpnet-sst2'):
-        steps_experiment(tmp_path / 'x.json', 'steps-bert', 'embedded')
+    steps = Comparison('steps', all_steps, dict(few=SENTENCES['minilm']))
+    with pytest.raises(ValueError, match='take one of few'):
+        steps(tmp_path / 'x.json', 'steps-bert')

@@ -55,21 +55,17 @@ POOLED |= dict(llama='last', bert='cls', xlm_roberta='cls')
 # at. They are the table's last rows.
 HELD_BACK = ('yoso', 'jetmoe')
 
-VISION = tuple(
-    (
-        'vit deit beit dinov2 dinov2_with_registers ijepa vit_msn data2vec-vision '
-        'swin swinv2 convnext poolformer resnet siglip clip levit hiera'
-    ).split()
-)
+VISION = (
+    'vit deit beit dinov2 dinov2_with_registers ijepa vit_msn data2vec-vision '
+    'swin swinv2 convnext poolformer resnet siglip clip levit hiera'
+).split()
 
 # models of sounds, some of them too large to be built at their own sizes
-OF_SOUND = tuple(
-    (
-        'audioflamingo3 glmasr granite_speech granite_speech_plus '
-        'moss_transcribe_diarize musicflamingo nemo_speechlm qwen2_audio qwen3_asr '
-        'vibevoice_asr voxtral voxtral_realtime'
-    ).split()
-)
+OF_SOUND = (
+    'audioflamingo3 glmasr granite_speech granite_speech_plus '
+    'moss_transcribe_diarize musicflamingo nemo_speechlm qwen2_audio qwen3_asr '
+    'vibevoice_asr voxtral voxtral_realtime'
+).split()
 
 NOT_TEXT_ALONE = (
     'made of several models; where one of them reads text, it is a family of its own'
@@ -149,8 +145,6 @@ IMAGE = dict(
     intermediate_size=64,
     num_labels=3,
 )
-
-# frames of ten samples
 
 # latent attention: head_dim is what rotates
 LATENT = dict(num_key_value_heads=4, head_dim=4)
@@ -348,7 +342,8 @@ def build(family, task, setting):
             kind = getattr(transformers, class_name(family, task))
             model = kind(small_config(family))
         model = model.eval().float()
-        randomize(model, SETTINGS[setting])
+        if SETTINGS[setting] is not None:
+            randomize(model, SETTINGS[setting])
     if task == 'two texts':
         return two_towers(model, POOLED.get(family, 'mean'))
     return as_multi_part(model)
@@ -356,11 +351,7 @@ def build(family, task, setting):
 
 @torch.no_grad()
 def randomize(model, std):
-    """Give every matrix and every bias this standard deviation; the weights of
-    norms stay.
-    """
-    if std is None:
-        return
+    "Draw every matrix and every bias anew; the weights of norms stay."
     for name, p in model.named_parameters():
         if p.ndim > 1 or name.endswith('bias'):
             p.normal_(0, std)

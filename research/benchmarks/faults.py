@@ -1,8 +1,14 @@
-"""Kill, interleave, fill the disk, take the permission: what is lost, doubled, touched.
+"""Kills, two processes on one file, full disks, lost machines: what becomes of the rows.
 
-Every case runs in child processes beside files of somebody else. After each one the
-finished rows are compared with those of a run that nothing disturbed. Needs os.fork;
-as root also a small disk is mounted and a child becomes `nobody`. Prints JSON.
+    python research/benchmarks faults rows [--kills 10] [--pairs 20]
+    python research/benchmarks faults ray [--texts 96] [--write]
+
+rows: every case runs in child processes beside files of somebody else. After each one the
+finished rows are compared with those of a run that nothing disturbed. Needs os.fork; as
+root also a small disk is mounted and a child becomes `nobody`. Prints JSON.
+ray: sweeps over workers of Ray (pip install -e '.[ray]'): a worker killed; one of two
+nodes on this machine gone; the driver killed, and the call made again. Every row is held
+against those of one process. Seconds are of 1 and 2 workers. `--write`: results/ray.json.
 """
 
 import argparse
@@ -21,12 +27,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification
+from common import PRODUCT
 
 from lrp_loo import audit, calibrate, load, load_demo, load_texts, sweep
-from lrp_loo.records.results import Results, read_results
+from lrp_loo.core.files import versions, write_text_atomic
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.paper.common import RunOptions
 from lrp_loo.paper.reproduce import reproduce
+from lrp_loo.records.results import Results, read_results
 
 NOBODY = 65534
 FOREIGN = ('reviews.parquet', '.notes.tmp', '.r.json.backup.tmp', '.r.json.1.tmp')
@@ -287,15 +295,10 @@ def other_user(jobs, folder):
     return count
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('--kills', type=int, default=10, help='of each of the four jobs')
-    p.add_argument('--pairs', type=int, default=20, help='of processes on one file')
-    p.add_argument('--texts', type=int, default=32)
-    args = p.parse_args()
-    torch.set_num_threads(1)
+def rows(args):
+    "Print what becomes of rows and files in every case."
     rng = np.random.default_rng(0)
-    jobs = Jobs(load_texts('sst2', 'embedded', limit=args.texts).texts)
+    jobs = Jobs(load_texts('sst2', 'embedded', limit=args.texts or 32).texts)
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         report = dict(other_user=other_user(jobs, folder))
@@ -303,6 +306,184 @@ def main():
         report['two_processes'] = interleavings(jobs, folder, args.pairs, rng)
         report['kills'] = kills(jobs, folder, args.kills, rng)
     print(json.dumps(report, indent=1))
+
+
+# ------------------------------------------------------------------ Ray
+
+LEFT = 600  # seconds until a run is given up
+N_BEGUN = 2  # batches that a victim has begun when it is killed
+VICTIMS = ('worker', 'node', 'driver')
+
+
+def killed(marks):
+    "Return the file that says that the victim is gone."
+    return Path(marks).with_name('killed')
+
+
+def begun_by(marks, victim):
+    """Return an entry 'process.node' for each batch that a victim has begun: 'worker' is
+    the first process, 'driver' all of them, anything else the id of a node.
+    """
+    begun = sorted(f.name for f in Path(marks).iterdir())
+    owners = [name.partition('.')[2] for name in begun]
+    end = dict(worker=owners[0] if owners else '', driver='').get(victim, victim)
+    return [owner for owner in owners if owner.endswith(end)]
+
+
+def marking(marks, victim):
+    """Return AttnLRP as a method that marks each batch that is begun and then waits for
+    the kill, but for the victim's first batches: speed decides nothing.
+    """
+
+    def method(model, tokenizer, encs, target=None):
+        import ray
+
+        from lrp_loo.methods.table import METHODS
+
+        own = f'{os.getpid()}.{ray.get_runtime_context().get_node_id()}'
+        (Path(marks) / f'{time.time_ns()}.{own}').touch()
+        begun, end = begun_by(marks, victim), time.monotonic() + LEFT
+        waits = own not in begun or len(begun) >= N_BEGUN
+        while waits and not killed(marks).exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return METHODS['attn_lrp'](model, tokenizer, encs, target)
+
+    return method
+
+
+HOW = dict(device='cpu', batch_size=2, progress=False)
+
+
+def drive(args):
+    "Run one sweep over Ray's workers; print its seconds."
+    import ray
+
+    job = json.loads(args.job)
+    methods = 'attn_lrp'
+    if job['victim']:
+        methods = {'attn_lrp': (marking(job['marks'], job['victim']), {})}
+    ray.init(address=job['address'], log_to_driver=False, logging_level='ERROR')
+    texts = load_texts('sst2', 'embedded', limit=args.texts, seed=0).texts
+    start, workers = time.perf_counter(), dict(engine='ray', workers=job['workers'])
+    sweep('demo', None, texts, job['out'], methods, **workers, **HOW)
+    print(round(time.perf_counter() - start, 2))
+
+
+def driver(n_texts, **job):
+    "Start a process that drives a sweep."
+    call = [sys.executable, __file__, 'drive', '--texts', str(n_texts)]
+    call += ['--job', json.dumps(job)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def two_nodes():
+    "Give a cluster of two nodes on this machine, and the second of them."
+    from ray.cluster_utils import Cluster
+
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+    plain = dict(include_dashboard=False)
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=4, **plain))
+    try:
+        yield cluster, cluster.add_node(num_cpus=2, **plain)
+    finally:
+        cluster.shutdown()
+
+
+def kill(victim, cluster, node, process, marks):
+    "Wait until the victim has begun its batches, and kill it; return what was begun."
+    name = node.node_id if victim == 'node' else victim
+    end = time.monotonic() + LEFT
+    while len(begun_by(marks, name)) < N_BEGUN and time.monotonic() < end:
+        time.sleep(0.01)
+    begun = begun_by(marks, name)
+    if victim == 'worker':
+        os.kill(int(begun[0].partition('.')[0]), signal.SIGKILL)
+    if victim == 'node':
+        cluster.remove_node(node, allow_graceful=False)
+    if victim == 'driver':
+        process.kill()
+    killed(marks).touch()
+    return dict(begun=len(begun_by(marks, 'driver')), begun_by_victim=len(begun))
+
+
+def run_with_a_kill(victim, folder, n_texts):
+    "Return what came of a sweep whose victim is killed, and of its repetition."
+    folder.mkdir()
+    marks = folder / 'marks'
+    marks.mkdir()
+    with two_nodes() as (cluster, node):
+        name = node.node_id if victim == 'node' else victim
+        job = dict(out=str(folder / 'out'), marks=str(marks), victim=name, workers=3)
+        job['address'] = cluster.address
+        process = driver(n_texts, **job)
+        found = kill(victim, cluster, node, process, marks)
+        calls = 1
+        while process.wait(LEFT) and calls < 5:
+            process, calls = driver(n_texts, **job), calls + 1
+    found |= dict(victim=victim, calls=calls)
+    return found | dict(begun_in_all=len(begun_by(marks, 'driver')))
+
+
+def unlike(found, wanted):
+    "Count the rows that are not the same to the bit."
+    columns = ['index', 'text_sha256', 'target', 'tokens', 'scores', 'loo']
+    found, wanted = (
+        [json.dumps(row) for row in t[columns].to_dict('records')]
+        for t in (found, wanted)
+    )
+    return len(set(found) ^ set(wanted))
+
+
+def ray(args):
+    "Print what becomes of a sweep's rows when a part of Ray is killed."
+    import ray as package
+
+    n = args.texts or 96
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        texts = load_texts('sst2', 'embedded', limit=n, seed=0).texts
+        sweep('demo', None, texts, folder / 'plain', 'attn_lrp', **HOW)
+        wanted, cases = read_sweep(folder / 'plain'), []
+        for victim in args.victims.split(','):
+            case = run_with_a_kill(victim, folder / victim, n)
+            found = read_sweep(folder / victim / 'out')
+            case |= dict(rows_expected=n, rows_read=len(found))
+            case['duplicates'] = int(found.duplicated(['index', 'method']).sum())
+            case['unlike_one_process'] = unlike(found, wanted)
+            print(case, flush=True)
+            cases.append(case)
+        seconds = {}
+        for workers in map(int, filter(None, args.workers.split(','))):
+            with two_nodes() as (cluster, _):
+                job = dict(out=str(folder / f'{workers}'), victim=None)
+                job |= dict(workers=workers, address=cluster.address)
+                seconds[workers] = float(driver(n, **job).communicate()[0])
+            assert not unlike(read_sweep(folder / f'{workers}'), wanted)
+    record = dict(versions=versions() | dict(ray=package.__version__))
+    record |= dict(cases=cases, seconds=seconds)
+    print(json.dumps(record['seconds']))
+    if args.write:
+        write_text_atomic(Path(args.out), json.dumps(record, indent=1) + '\n')
+
+
+COMMANDS = dict(rows=rows, ray=ray, drive=drive)
+
+
+def main(argv=None):
+    p = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    p.add_argument('command', choices=COMMANDS)
+    p.add_argument('--kills', type=int, default=10, help='of each of the four jobs')
+    p.add_argument('--pairs', type=int, default=20, help='of processes on one file')
+    p.add_argument('--texts', type=int)
+    p.add_argument('--victims', default=','.join(VICTIMS), help='of Ray')
+    p.add_argument('--workers', default='1,2', help='of Ray, timed')
+    p.add_argument('--write', action='store_true', help='write --out, of Ray')
+    p.add_argument('--out', default=str(PRODUCT / 'ray.json'))
+    p.add_argument('--job', help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
+    torch.set_num_threads(1)
+    COMMANDS[args.command](args)
 
 
 if __name__ == '__main__':
