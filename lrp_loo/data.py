@@ -225,7 +225,7 @@ def load_texts(
     seed: int = 0,  # seed of the random draw
 ) -> TextData:
     "Load labelled texts of one split (section 4.1)."
-    one_of('name', name, ('sst2', 'imdb'))
+    one_of('name (read_texts reads files)', name, ('sst2', 'imdb'))
     source = resolve_source(data)
     _, column, default_split, embedded = DATASETS[name]
     if source == 'embedded':

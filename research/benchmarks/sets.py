@@ -1,16 +1,18 @@
 """Sets of units against all 2^n removals, and how often `is_redundant` speaks.
 
     python research/benchmarks/sets.py contexts smollm2 [--data FOLDER]
+    python research/benchmarks/sets.py contexts t5
     python research/benchmarks/sets.py words sst2 [--data FOLDER]
     python research/benchmarks/sets.py redundant sst2 [--data FOLDER]
 
 contexts: 40 contexts of at most seven passages, eight of each of KINDS, four of them
-from XQuAD and four made here (paraphrases and halves are all made here). All subsets of
-passages are hidden by the model's own attention mask, without this package's engines;
-the smallest sufficient and necessary sets in this table are compared with those found
-by all subsets, with those of the greedy search on the same table, also in 16 rows, with
-the sufficient input subset of Carter et al. (2019), and with the head of the LOO ranking
-that has the share, as ERASER scores a rationale (DeYoung et al. 2020).
+from XQuAD and four made here (paraphrases and halves are all made here, and so are all
+40 for the small T5, which knows no other words). All subsets of passages are hidden by
+the model's own attention mask, without this package's engines; the smallest sufficient
+and necessary sets in this table are compared with those found by all subsets, with those
+of the greedy search on the same table, also in 16 rows, with the sufficient input subset
+of Carter et al. (2019), and with the head of the LOO ranking that has the share, as
+ERASER scores a rationale (DeYoung et al. 2020).
 words: the same for sentences of SST-2 of 9 to 11 words, where the search is greedy.
 redundant: `is_redundant` of 200 sentences by word, and what all pairs say to it.
 Rows, without any text, go to research/results/sets.json.
@@ -25,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import load_dataset
+from small_t5 import FACTS, OTHERS, accuracy, small_t5
 
 from lrp_loo import attribute_context, explain, load_demo, load_texts
 from lrp_loo.core.files import versions, write_text_atomic
@@ -33,22 +36,6 @@ from lrp_loo.estimate import sets as sets_module
 OUT = Path(__file__).parents[1] / 'results' / 'sets.json'
 SHARE = 0.9
 KINDS = ('copies', 'paraphrases', 'halves', 'distractor', 'none')
-FACTS = [  # subject, a fact, the same in other words, an owner
-    ('museum', 'opens at ten', 'Doors of the {} open at ten.', 'Ada'),
-    ('tower', 'closes at six', 'The {} is shut at six.', 'Ben'),
-    ('harbour', 'was built by Holm', 'Holm built the {}.', 'Cora'),
-    ('market', 'is in Bergen', 'One finds the {} in Bergen.', 'Dan'),
-    ('theatre', 'costs four euros', 'Four euros let you into the {}.', 'Eva'),
-    ('garden', 'opens in May', 'From May on the {} is open.', 'Finn'),
-    ('library', 'holds maps', 'Maps are kept in the {}.', 'Gro'),
-    ('bridge', 'was painted red', 'Red is the colour of the {}.', 'Hal'),
-]
-OTHERS = [
-    'Dogs must wait outside.',
-    'The ferry leaves twice a day.',
-    'Rain is common in the autumn.',
-    'Bread is sold at the corner.',
-]
 
 
 def by_hand(kind, i):
@@ -107,11 +94,15 @@ def all_masks(number, places):
 
 
 @torch.no_grad()
-def all_removals(model, ids, masks, read):
-    "Return {kept units: number}, by the model's own masked forward."
-    values = []
+def all_removals(model, ids, masks, read, n_answer=0):
+    """Return {kept units: number}, by the model's own masked forward; the decoder of an
+    encoder-decoder reads the last 1 + n_answer tokens.
+    """
+    values, n = [], len(ids) - model.config.is_encoder_decoder * (1 + n_answer)
     for some in masks.split(16):
-        out = model(input_ids=ids.expand(len(some), -1), attention_mask=some)
+        tokens = ids.expand(len(some), -1)
+        decoder = dict(decoder_input_ids=tokens[:, n:]) if n < len(ids) else {}
+        out = model(input_ids=tokens[:, :n], attention_mask=some[:, :n], **decoder)
         values += read(out.logits).tolist()
     return dict(enumerate(values))
 
@@ -228,10 +219,16 @@ def greedy(table, texts, passes):
 
 
 def contexts(name, data, limit):
-    model, tokenizer = load_demo(name)
-    xquad = load_dataset(f'{data}/xquad-en', split='validation')
+    knows_xquad = name != 't5'
+    if knows_xquad:
+        xquad = load_dataset(f'{data}/xquad-en', split='validation')
+        model, tokenizer = load_demo(name)
+    else:
+        model, tokenizer = small_t5()
+        print(accuracy(model, tokenizer))
     for kind, i in itertools.product(KINDS, range(limit)):
         is_made = kind in ('paraphrases', 'halves') or i >= limit / 2
+        is_made |= not knows_xquad
         made = by_hand(kind, i) if is_made else from_xquad(xquad, kind, i)
         passages, question, answer = made
         given = (model, tokenizer, passages, answer, question)
@@ -244,7 +241,7 @@ def contexts(name, data, limit):
             ids = tokenizer(f' {answer}', add_special_tokens=False)['input_ids']
         assert a.input_ids[-len(ids) :].tolist() == ids
         masks = all_masks(number, places)
-        table = all_removals(model, a.input_ids, masks, log_prob(ids))
+        table = all_removals(model, a.input_ids, masks, log_prob(ids), len(ids))
         row |= compared(table, len(a), places, a, 'all') | peers(table, len(a))
         for passes in (None, 16):
             label = f'greedy{passes or ""}'
