@@ -15,7 +15,8 @@ from lrp_loo.inputs.scores import Scores, text_by_text
 from lrp_loo.inputs.targets import Readout, Target
 from lrp_loo.core.tensors import pad_batch
 from lrp_loo.interop import Attributor
-from lrp_loo.methods import differs_from_model, explain_batch
+from lrp_loo.methods import explain_batch
+from lrp_loo.methods.checks import differs_from_model
 from lrp_loo.methods.table import METHODS, Method
 from lrp_loo.methods.baselines import ig_scores
 from lrp_loo.models.call import forward, watch_embeddings

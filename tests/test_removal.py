@@ -27,7 +27,8 @@ from graph_memory import graph_bytes
 from lrp_loo.methods.baselines import lrp_scores
 from lrp_loo.models.call import forward, watch_embeddings
 from lrp_loo.models.encoding import encode
-from lrp_loo.estimate import FLOOR, SLOPE, SLOPE_VARIANCE, removal_scores
+from lrp_loo.estimate import removal_scores
+from lrp_loo.estimate.estimates import FLOOR, SLOPE, SLOPE_VARIANCE
 from lrp_loo.estimate.one_pass import key_effects, removal_pass
 
 SENTENCE = "a slow start , but the last act is a quiet triumph"

@@ -9,7 +9,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from lrp_loo import attribute_context, explain_generation, load_demo
-from lrp_loo.inputs.units import as_prompt
+from lrp_loo.inputs.templates import as_prompt
 from lrp_loo.models.encoding import encode
 from lrp_loo.tasks.generation import encode_prompt
 

@@ -4,28 +4,31 @@
 
 # %% auto #0
 __all__ = ['PASSES', 'GRADIENT_TIME', 'ROW_TIME', 'PADDED_ROW_TIME', 'exact_passes', 'affordable_passes', 'affordable',
-           'add_units', 'spend', 'refined', 'auto_scores']
+           'add_units', 'spend', 'refined', 'exact_loo', 'auto_scores']
 
 # %% ../../nbs/lib/estimate_auto.ipynb #f282ef99
 import math
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from ..core.arguments import Tokenizer, whole_number
 from ..core.tensors import one_text
-from . import Estimate, content_units, first_estimates
-from . import rows_of_text, unit_members
-from .one_pass import GRADIENT_PASS, RemovalTerms, removal_pass
+from .estimates import Estimate, content_units, first_estimates
+from .estimates import rows_of_text, unit_members
+from .one_pass import GRADIENT_PASS, RemovalTerms
+from .one_pass import check_gradient_fits, removal_pass
 from .rows import add_rows, next_rows, rows_are_right
 from ..inputs.scores import ROUNDING, GeneratedReadout, Scores, differs
 from ..inputs.scores import spread
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo import bfloat16_passes, many_loo
-from ..loo.engines import WholeText, read_variants
-from ..loo.removals import Removal, as_removal, fill_id
+from ..loo.engines import SubsetValues, WholeText, read_variants
+from ..loo.removals import EncodedText, Removal, as_removal
 from ..loo.states import StoredText, changed_rows, is_causal, rows_read
 from ..loo.states import states_differ, why_no_states
 from ..models.structure import device_of
@@ -126,41 +129,149 @@ def spend(
     return estimates
 
 
+def _count(estimate, passes):
+    "Return the estimate with more passes counted."
+    planned = estimate.planned_passes + passes
+    return replace(estimate, passes=estimate.passes + passes, planned_passes=planned)
+
+
+def _refined_by_rows(estimate, passes):
+    "Run another gradient pass, and add rows for the rest of the passes."
+    whole = estimate.whole
+    terms = removal_pass(whole.model, whole.enc, whole.readout, [estimate.units])
+    begun = _count(estimate, GRADIENT_PASS)
+    return add_rows([begun], passes - GRADIENT_PASS, terms)[0]
+
+
+def _refined_by_units(estimate, passes, n_reading):
+    "Add exact LOO of units; with n_reading passes, keys and values are read again."
+    # a copy has the keys and values, which are large: the record's text never does
+    whole = copy(estimate.whole)
+    if n_reading:
+        whole.stored, _ = StoredText.read(whole.model, whole.enc)
+    begun = replace(_count(estimate, n_reading), whole=whole)
+    (result,) = add_units([begun], passes - n_reading)
+    return replace(result, whole=estimate.whole)
+
+
 def refined(
     estimate: Estimate,
     passes: float,  # forward passes over the text
 ) -> Estimate:  # the same one if nothing fits
     "Add rows to an estimate, or whole tokens if these take away more of its spread."
-    whole, has_rows = estimate.whole, estimate.read is not None
-    # a decoder's keys and values are read again
-    spent = 1 if has_rows and is_causal(whole.model) else 0
-    arguments = (estimate.cost, passes - spent, estimate.candidates)
+    has_rows = estimate.read is not None
+    n_reading = 1 if has_rows and is_causal(estimate.whole.model) else 0
+    arguments = (estimate.cost, passes - n_reading, estimate.candidates)
     units, _ = affordable(estimate.sd, *arguments)
     by_units, by_rows = float(estimate.spread[units].square().sum()), 0.0
     if has_rows:
         rows = next_rows(estimate, passes - GRADIENT_PASS) & ~estimate.computed
         by_rows = float(estimate.row_spread[rows].square().sum())
     if by_rows > by_units:
-        spent = GRADIENT_PASS
-    elif not units:
-        return estimate
-    begun = replace(
-        estimate,
-        passes=estimate.passes + spent,
-        planned_passes=estimate.planned_passes + spent,
-    )
-    if by_rows > by_units:
-        arguments = (whole.model, whole.enc, whole.readout, [estimate.units])
-        terms = removal_pass(*arguments)
-        return add_rows([begun], passes - spent, terms)[0]
-    # a copy has the keys and values, which are large: the record's text never does
-    with_states = copy(whole)
-    if spent:
-        with_states.stored, _ = StoredText.read(whole.model, whole.enc)
-    (result,) = add_units([replace(begun, whole=with_states)], passes - spent)
-    return replace(result, whole=whole)
+        return _refined_by_rows(estimate, passes)
+    return _refined_by_units(estimate, passes, n_reading) if units else estimate
 
 # %% ../../nbs/lib/estimate_auto.ipynb #0000000f
+def exact_loo(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    encs: list[dict[str, torch.Tensor]],  # encoded texts or images
+    target: OneTarget,  # see `as_target`
+    removal: Removal,
+    units: list[Units | None],  # of each text
+    content: list[torch.Tensor | None],  # (T,) bool of each text
+    precision: str = 'float32',  # see `many_loo`
+    **options: Any,  # of `many_loo`
+) -> list[SubsetValues]:
+    "Compute exact LOO of the units of each text."
+    options |= dict(precision=precision)
+    if precision != 'float32':  # of which the error is measured over the content
+        options['content'] = [
+            content_units(tokenizer, enc, u, EncodedText(model, enc).n_positions, c)
+            for enc, u, c in zip(encs, units, content)
+        ]
+    numbers = [None if u is None else u.number for u in units]
+    fill = removal.fill(tokenizer)
+    return many_loo(model, encs, target, removal, fill, numbers, **options)
+
+
+class _Text(NamedTuple):
+    "A text, what is removed of it, and the passes that exact LOO takes."
+
+    enc: dict[str, torch.Tensor]
+    units: Units | None  # None: tokens
+    content: torch.Tensor | None  # (T,) bool
+    joint: torch.Tensor | None  # (T,) bool: removed together as well
+    members: torch.Tensor  # (n_units, T) bool
+    cost: float
+
+
+@dataclass(frozen=True)
+class _AutoCall:
+    "How the LOO of texts is computed."
+
+    model: torch.nn.Module
+    tokenizer: Tokenizer
+    target: OneTarget
+    passes: float | None
+    removal: Removal
+    precision: str
+
+    def texts(self, encs, units, content, joint) -> list[_Text]:
+        "Return the texts, each with its units' tokens and the passes of exact LOO."
+        texts, none = [], [None] * len(encs)
+        per_text = zip(encs, units or none, content or none, joint or none)
+        for enc, unit, *others in per_text:
+            members = unit_members(self.model, enc, unit)
+            cost = exact_passes(self.model, enc, self.target, members)
+            texts.append(_Text(enc, unit, *others, members, cost))
+        return texts
+
+    def takes_exact(self, text: _Text) -> bool:
+        "Return True if exact LOO fits into the passes, or takes no longer than they do."
+        limit = math.inf if self.passes is None else self.passes
+        is_generated = isinstance(self.target, GeneratedReadout)
+        if limit >= GRADIENT_PASS and self.removal.by_mask and not is_generated:
+            limit = affordable_passes(self.model, text.enc, self.target, limit)
+        half = bfloat16_passes(self.model, self.precision, len(text.members))
+        return min(text.cost, half) <= limit
+
+    def exact(self, texts: list[_Text]) -> list[Scores]:
+        "Return exact LOO of each text."
+        encs, units = [t.enc for t in texts], [t.units for t in texts]
+        how = self.removal, units, [t.content for t in texts]
+        options = dict(precision=self.precision, joint=[t.joint for t in texts])
+        loos = exact_loo(self.model, self.tokenizer, encs, self.target, *how, **options)
+        costs = [round(t.cost, 2) for t in texts]
+        return [
+            loo.as_scores(planned_passes=cost, exact_passes=cost)
+            for loo, cost in zip(loos, costs)
+        ]
+
+    def estimate(self, texts: list[_Text]) -> list[Scores]:
+        "Return an estimate of each text's LOO; raise ValueError where none is known."
+        cost = max(text.cost for text in texts)
+        advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
+        if not self.removal.by_mask:
+            name = self.removal.name
+            raise ValueError(f"no estimate of LOO by {name!r} is known; {advice}")
+        if isinstance(self.target, GeneratedReadout):
+            return [_estimate_generated(self, texts[0], advice)]
+        check_gradient_fits(self.passes, advice)
+        encs, units = [t.enc for t in texts], [t.units for t in texts]
+        how = self.target, units, [t.content for t in texts]
+        try:
+            estimates, terms = first_estimates(self.model, self.tokenizer, encs, *how)
+        except ValueError as e:
+            # an error of exact LOO has its own message
+            WholeText(self.model, encs[0], self.target).value
+            raise ValueError(f"{e}; {advice}") from e
+        for e, text in zip(estimates, texts):
+            e.exact_passes = text.cost
+        estimates = spend(estimates, self.passes - GRADIENT_PASS, terms)
+        return [e.as_scores() for e in estimates]
+
+
 def auto_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -186,111 +297,73 @@ def auto_scores(
     """
     if passes is not None:
         whole_number('passes', passes)
-    texts = [one_text(e) for e in encs]
-    units = units or [None] * len(texts)
-    content = content or [None] * len(texts)
-    members = [unit_members(model, e, u) for e, u in zip(texts, units)]
-    costs = [exact_passes(model, e, target, m) for e, m in zip(texts, members)]
-    scores, limit = [None] * len(texts), math.inf if passes is None else passes
-    begins_by_gradient = not isinstance(target, GeneratedReadout) and (
-        limit >= GRADIENT_PASS and as_removal(removal, texts[0]).by_mask
-    )
-    limits = [limit] * len(texts)
-    if begins_by_gradient:
-        limits = [affordable_passes(model, e, target, limit) for e in texts]
-    halves = [bfloat16_passes(model, precision, len(m)) for m in members]
-    exact = [i for i, n in enumerate(map(min, costs, halves)) if n <= limits[i]]
+    encs = [one_text(enc) for enc in encs]
+    removal = as_removal(removal, encs[0])
+    call = _AutoCall(model, tokenizer, target, passes, removal, precision)
+    texts = call.texts(encs, units, content, joint)
+    scores = dict.fromkeys(range(len(texts)))
+    exact = [i for i, text in enumerate(texts) if call.takes_exact(text)]
+    rest = [i for i in scores if i not in exact]
     if exact:
-        unit_numbers = [None if units[i] is None else units[i].number for i in exact]
-        fill, encs = fill_id(tokenizer, removal), [texts[i] for i in exact]
-        parts = [(texts[i], units[i], len(members[i]), content[i]) for i in exact]
-        options = dict(units=unit_numbers, precision=precision)
-        options['joint'] = joint and [joint[i] for i in exact]
-        options['content'] = [content_units(tokenizer, *part) for part in parts]
-        loos = many_loo(model, encs, target, removal, fill, **options)
-        for i, loo in zip(exact, loos):
-            planned = round(costs[i], 2)
-            scores[i] = loo.as_scores(planned_passes=planned, exact_passes=planned)
-    rest = [i for i in range(len(costs)) if scores[i] is None]
+        scores |= zip(exact, call.exact([texts[i] for i in exact]))
     # half precision rounds a padded batch otherwise than each text
     is_half = getattr(model, 'dtype', torch.float32).itemsize < 4
     is_half |= torch.is_autocast_enabled(device_of(model).type)
     for batch in [[i] for i in rest] if is_half else [rest] if rest else []:
-        entries = (texts, units, content, costs)
-        parts = [[each[i] for i in batch] for each in entries]
-        estimated = _estimate(model, tokenizer, passes, removal, target, *parts)
-        for i, of_text in zip(batch, estimated):
-            scores[i] = of_text
-    if len(scores) == 1:
-        return scores[0]
-    joined = Scores.joined(scores)
-    joined.batch = [] if is_half else rest
+        scores |= zip(batch, call.estimate([texts[i] for i in batch]))
+    joined = Scores.joined(list(scores.values()))
+    if len(texts) > 1:
+        joined.batch = [] if is_half else rest
     return joined
 
 
-def _estimate(model, tokenizer, passes, removal, target, encs, units, content, costs):
-    "Return `Scores` of each text whose exact LOO costs more than `passes`."
-    advice = f"exact LOO takes {max(costs):.0f} passes: take passes=None"
-    if not as_removal(removal).by_mask:
-        raise ValueError(f"no estimate of LOO by {removal!r} is known; {advice}")
-    if isinstance(target, GeneratedReadout):
-        arguments = (encs[0], target, units[0], costs[0])
-        return [_estimate_generated(model, passes, *arguments)]
-    if passes < GRADIENT_PASS:
+def _nearest_rows(removed, read, n):
+    "Return a mask of the n rows nearest behind each unit, those that are read first."
+    n_tokens = removed.shape[1]
+    changed, position = changed_rows(~removed, read, True), torch.arange(n_tokens)
+    distance = position - (removed * position).cummax(1).values
+    distance[:, read] = -1
+    nearest = distance.masked_fill(~changed, n_tokens).argsort(dim=1, stable=True)
+    return torch.zeros_like(changed).scatter(1, nearest[:, :n], True) & changed
+
+
+def _rows_per_unit(passes, removed, read, advice):
+    "Return how many rows of each unit fit into the passes; raise ValueError for too few."
+    n_units, n_tokens = removed.shape
+    n_rows = int((passes - 1) * n_tokens / n_units)
+    if n_rows < len(read):
+        least = 1 + n_units * len(read) / n_tokens
         raise ValueError(
-            f"passes={passes} is less than the cheapest estimate takes,"
-            f" {GRADIENT_PASS}: a gradient pass; {advice}"
+            f"passes={passes:g} is too few: the text and the output's rows,"
+            f" {len(read)} per unit, cost {least:.3g} passes; take that or more; {advice}"
         )
-    try:
-        arguments = (encs, target, units, content)
-        estimates, terms = first_estimates(model, tokenizer, *arguments)
-    except ValueError as e:
-        # an error of exact LOO has its own message
-        WholeText(model, encs[0], target).value
-        raise ValueError(f"{e}; {advice}") from e
-    for e, cost in zip(estimates, costs):
-        e.exact_passes = cost
-    estimates = spend(estimates, passes - GRADIENT_PASS, terms)
-    return [estimate.as_scores() for estimate in estimates]
+    return n_rows
 
 
-def _estimate_generated(model, passes, enc, target, units, cost):
+def _estimate_generated(call, text, advice):
     "Return `Scores` of all generated tokens, by the rows nearest behind each unit."
-    advice = f"exact LOO takes {cost:.0f} passes: take passes=None"
-    whole, removed = WholeText(model, enc, target), unit_members(model, enc, units)
-    stored = StoredText(model, enc, [])
+    model, removed = call.model, text.members
+    whole = WholeText(model, text.enc, call.target)
+    stored = StoredText(model, text.enc, [])
     if not why_no_states(model):
-        stored, whole.output = StoredText.read(model, enc)
+        stored, whole.output = StoredText.read(model, text.enc)
     read, reason = rows_of_text(whole, stored, removed)
     if reason:
         raise ValueError(
             f"the rows of {type(model).__name__} cannot be computed one by one:"
             f" {reason}; {advice}"
         )
-    n_units, n_tokens = removed.shape
-    n_rows = int((passes - 1) * n_tokens / n_units)
-    if n_rows < len(read):
-        min_passes = 1 + n_units * len(read) / n_tokens
-        raise ValueError(
-            f"passes={passes:g} is too few: the text and the output's rows,"
-            f" {len(read)} per unit, cost {min_passes:.3g} passes; take that or more;"
-            f" {advice}"
-        )
-    changed, position = changed_rows(~removed, read, True), torch.arange(n_tokens)
-    distance = position - (removed * position).cummax(1).values
-    distance[:, read] = -1
-    nearest = distance.masked_fill(~changed, n_tokens).argsort(dim=1, stable=True)
-    rows = torch.zeros_like(changed).scatter(1, nearest[:, :n_rows], True) & changed
+    n_rows = _rows_per_unit(call.passes, removed, read, advice)
+    rows = _nearest_rows(removed, read, n_rows)
     # and f(x), with nothing removed
-    rows = torch.cat([rows, rows[:1]])
-    hidden = torch.cat([removed, torch.zeros_like(removed[:1])])
-    values = stored.values(*(m.to(device_of(model)) for m in (rows, hidden)), target)
+    masks = torch.cat([rows, rows[:1]]), F.pad(removed, (0, 0, 0, 1))
+    values = stored.values(*(m.to(device_of(model)) for m in masks), call.target)
     if differs(values[-1:], whole.value, spread(values), ROUNDING):
         raise ValueError(
             f"{type(model).__name__} gives other numbers if rows of the text are"
             f" computed anew; {advice}"
         )
-    info = dict(exact=[], engine='nearest rows', exact_passes=round(cost, 2))
-    info['forward_equivalents'] = 1 + int(rows[:-1].sum()) / n_tokens
+    info = dict(exact=[], engine='nearest rows', exact_passes=round(text.cost, 2))
+    info['forward_equivalents'] = 1 + int(rows.sum()) / removed.shape[1]
     scores = (whole.value - values[:-1]).T
     return Scores(scores, whole.value.flatten(), whole.readout, info)

@@ -18,7 +18,7 @@ from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.tensors import repeated
 from ..core.hooks import forward_hooks, undo_on_exit
 from .auto import PASSES, affordable
-from .one_pass import GRADIENT_PASS
+from .one_pass import GRADIENT_PASS, check_gradient_fits
 from ..inputs.scores import Scores, as_readout, text_by_text
 from ..inputs.targets import OneTarget
 from ..loo.states import rows_in_pass
@@ -33,6 +33,11 @@ from ..models.parts import Parts, without_parts
 def _first_output(output):
     "Return the hidden states of a layer's output: a tensor, or a tuple's first entry."
     return output if torch.is_tensor(output) else output[0]
+
+
+def _names_in_layer(group, layer):
+    "Return the parts of a group that are in a layer: '0', '0.3' and '0.ff' are in 0."
+    return [name for name in group if int(str(name).split('.')[0]) == layer]
 
 
 class PartsOfText:
@@ -63,14 +68,12 @@ class PartsOfText:
             value = self.readout(out)
         check_finite(value)
         self.value = value.detach()  # (1,) f(x)
-        if not needs_gradients:
-            return
-        # gradients at every recorded tensor; zero if f does not use it
-        tensors = {k: x for k, x in self.tensors.items() if x.requires_grad}
-        self.gradients = {
-            k: torch.zeros_like(x) if g is None else g
-            for (k, x), g in zip(tensors.items(), gradients(value, [*tensors.values()]))
-        }
+        self.gradients = {}  # of f at every recorded tensor; zero if f does not use it
+        if needs_gradients:
+            tensors = {k: x for k, x in self.tensors.items() if x.requires_grad}
+            found = gradients(value, [*tensors.values()])
+            for (k, x), g in zip(tensors.items(), found):
+                self.gradients[k] = torch.zeros_like(x) if g is None else g
 
     def _hooks(self):
         "Yield the hooks of each layer for `forward_hooks`."
@@ -106,15 +109,12 @@ class PartsOfText:
         "Return the exact change of each group's layer output times its gradient."
         scores = torch.zeros(len(self.parts))
         for layer in range(len(self.places.layers)):
-            names_in_layer = [
-                [name for name in group if int(str(name).split('.')[0]) == layer]
-                for group in self.parts.groups
-            ]
-            rows = [row for row, group in enumerate(names_in_layer) if group]
+            names = [_names_in_layer(group, layer) for group in self.parts.groups]
+            rows = [row for row, group in enumerate(names) if group]
             args, kwargs, _ = self.calls[layer]
             for batch in self._batches(rows):
                 inputs = _expand_rows((args, kwargs), len(batch))
-                with without_parts(self.places, [names_in_layer[row] for row in batch]):
+                with without_parts(self.places, [names[row] for row in batch]):
                     out = self.places.layers[layer](*inputs[0], **inputs[1])
                 change = self.tensors[layer, 'state'] - _first_output(out)
                 products = change * self.gradients[layer, 'state']
@@ -219,28 +219,14 @@ def _removal(model, enc, target, parts):
     return _scores(text, text.through_layer(), forward_equivalents=cost)
 
 
-def _auto(model, enc, target, parts, passes=PASSES):
-    if passes is None:
-        return _loo(model, enc, target, parts)
-    whole_number('passes', passes)
-    n = len(parts.places.layers)
-    first = list(map(min, parts.layers))  # earlier layers do not change
-    # the text, one layer as a check, each variant from its first layer on
-    exact_passes = 1 + (1 + sum(n - layer for layer in first)) / n
-    if exact_passes <= passes:
-        return _loo(model, enc, target, parts)
-    if passes < GRADIENT_PASS:
-        raise ValueError(
-            f"passes={passes} is less than the cheapest estimate takes,"
-            f" {GRADIENT_PASS}: a gradient pass; exact LOO of {len(parts)} parts takes"
-            f" {exact_passes:.0f} passes: take passes=None"
-        )
+def _estimate(model, enc, target, parts, passes):
+    "Return scores to first order, of which some fit into the passes exactly."
     text = PartsOfText(model, enc, target, parts, True)
-    terms = text.first_order()
+    terms, n = text.first_order(), len(parts.places.layers)
     scores, spread = terms.sum(-1).cpu(), terms.norm(dim=-1).cpu()
-    cost = torch.tensor([(n - layer) / n for layer in first])
+    cost = torch.tensor([(n - min(layers)) / n for layers in parts.layers])
     remaining = passes - GRADIENT_PASS - 1 / n
-    chosen, _ = affordable(spread, cost, remaining, torch.ones(len(first)))
+    chosen, _ = affordable(spread, cost, remaining, torch.ones(len(cost)))
     spent = GRADIENT_PASS
     if chosen:
         loo, exact_cost = text.exact(chosen)
@@ -248,8 +234,23 @@ def _auto(model, enc, target, parts, passes=PASSES):
         spread[chosen] = 0
         spent += exact_cost
     info = dict(forward_equivalents=round(spent, 2), exact=sorted(chosen))
-    info |= dict(exact_passes=round(exact_passes, 2), spread=spread.tolist())
-    return _scores(text, scores, **info)
+    return _scores(text, scores, spread=spread.tolist(), **info)
+
+
+def _auto(model, enc, target, parts, passes=PASSES):
+    if passes is None:
+        return _loo(model, enc, target, parts)
+    whole_number('passes', passes)
+    n = len(parts.places.layers)
+    # the text, one layer as a check, each variant from its first layer on
+    exact_passes = 1 + (1 + sum(n - min(layers) for layers in parts.layers)) / n
+    if exact_passes <= passes:
+        return _loo(model, enc, target, parts)
+    cost = f'exact LOO of {len(parts)} parts takes {exact_passes:.0f} passes'
+    check_gradient_fits(passes, f'{cost}: take passes=None')
+    scores = _estimate(model, enc, target, parts, passes)
+    scores.info[0]['exact_passes'] = round(exact_passes, 2)
+    return scores
 
 
 PART_METHODS = dict(auto=_auto, loo=_loo, removal=_removal, grad_x_input=_gradient)

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.arguments import Tokenizer
-from . import first_estimates, unit_members
+from .estimates import first_estimates, unit_members
 from .one_pass import GRADIENT_PASS
 from ..inputs.scores import ROUNDING
 from ..inputs.targets import OneTarget
 from ..inputs.units import Units
 from ..loo.engines import read_subsets
-from ..loo.removals import as_removal
+from ..loo.removals import Fill, Removal, as_removal
 from ..models.encoding import attended_tokens
 from ..records.attribution import Attribution
 
@@ -200,6 +200,48 @@ class TextNumber(NamedTuple):
     sign: int = 1
 
 
+@dataclass(frozen=True)
+class _ContentUnits:
+    "The content units of one text, or of two whose numbers are subtracted."
+
+    model: torch.nn.Module
+    numbers: list[TextNumber]
+    content: torch.Tensor  # (n_units,) bool: the n units that may be removed
+    removal: Removal
+    fill: Fill
+
+    def members(self, number: TextNumber) -> torch.Tensor:  # (n, T) bool
+        "Return the tokens of each content unit."
+        return unit_members(self.model, number.enc, number.units)[self.content]
+
+    def read(self, kept: torch.Tensor) -> tuple[torch.Tensor, float]:
+        "Return the numbers of (k, n) kept units, and the passes (see `Subsets`)."
+        total, passes = 0, 0
+        for number in self.numbers:
+            keep = (~kept).float() @ self.members(number).float() == 0
+            text = [number.enc], [keep], [number.target]
+            (result,) = read_subsets(self.model, *text, self.removal, self.fill)
+            total = total + number.sign * result.values.double().cpu()
+            passes += result.passes
+        return total, passes
+
+    def likely_pairs(self, tokenizer: Tokenizer, subsets: Subsets) -> list[int]:
+        "Return pairs of units with similar texts, or of large spread in a gradient pass."
+        number = self.numbers[0]
+        ids = number.enc['input_ids'][0].cpu()
+        texts = [tokenizer.decode(ids[tokens]) for tokens in self.members(number)]
+        worth = similar_texts(texts)
+        if self.removal.by_mask and subsets.room > GRADIENT_PASS:
+            # a model that mixes tokens outside attention has no such terms
+            with contextlib.suppress(ValueError):
+                text = [number.enc], number.target, [number.units]
+                (estimate,), _ = first_estimates(self.model, tokenizer, *text)
+                spread = estimate.spread[self.content]
+                worth += spread[:, None] * spread / spread.square().max()
+                subsets.spent += GRADIENT_PASS
+        return likely_pairs(worth)
+
+
 def sets_of_units(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -212,41 +254,19 @@ def sets_of_units(
     "Return entries of `Attribution.info`: the smallest sets of content units found."
     default = signature(method).parameters['removal'].default
     removal = as_removal(options.get('removal', default), numbers[0].enc)
-    content, fill = a.is_content, removal.fill(tokenizer)
-    for enc, target, units, _ in numbers:
-        if content_mask(model, enc, target, units, content) is None:
+    fill = removal.fill(tokenizer)
+    units = _ContentUnits(model, numbers, a.is_content, removal, fill)
+    for enc, target, of_text, _ in numbers:
+        if content_mask(model, enc, target, of_text, a.is_content) is None:
             raise ValueError(
                 "sets= needs a text with content, and without it a token that the model"
                 " can read; put a special token in front (tokenizer.bos_token + text), or"
                 " take units of a part of it"
             )
-
-    def read(kept):
-        total, passes = 0, 0
-        for enc, target, units, sign in numbers:
-            removed = (~kept).float() @ unit_members(model, enc, units)[content].float()
-            call = (model, [enc], [removed == 0], [target], removal, fill)
-            (result,) = read_subsets(*call)
-            total = total + sign * result.values.double().cpu()
-            passes += result.passes
-        return total, passes
-
-    def likely():
-        enc, target, units, _ = numbers[0]
-        ids, members = enc['input_ids'][0].cpu(), unit_members(model, enc, units)
-        worth = similar_texts([tokenizer.decode(ids[m]) for m in members[content]])
-        if removal.by_mask and subsets.room > GRADIENT_PASS:
-            # a model that mixes tokens outside attention has no such terms
-            with contextlib.suppress(ValueError):
-                (e,), _ = first_estimates(model, tokenizer, [enc], target, [units])
-                spread = e.spread[content]
-                worth += spread[:, None] * spread / spread.square().max()
-                subsets.spent += GRADIENT_PASS
-        return likely_pairs(worth)
-
     limit = options.get('passes', SET_PASSES)
-    subsets = Subsets(read, int(content.sum()), share, limit)
-    sets, places = find_sets(subsets, likely), content.nonzero()[:, 0].tolist()
+    subsets = Subsets(units.read, int(a.is_content.sum()), share, limit)
+    sets = find_sets(subsets, lambda: units.likely_pairs(tokenizer, subsets))
+    places = a.is_content.nonzero()[:, 0].tolist()
     for name in ('sufficient', 'necessary'):
         sets[name] = [places[k] for k in sets[name]]
     return dict(total_effect=subsets.total, sets=sets)

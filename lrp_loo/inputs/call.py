@@ -19,8 +19,8 @@ import torch
 from ..core.arguments import Model, Texts, Tokenizer
 from ..core.tensors import resolve_device
 from .targets import Target, TargetOf, as_target
-from .units import Units, UnitsOf, as_prompt, content_tokens, is_chat
-from .units import encoding_units, spans_among, text_units, token_spans
+from .templates import as_prompt, content_tokens, is_chat, spans_among
+from .units import Units, UnitsOf, encoding_units, text_units, token_spans
 from ..models.call import check_model
 from ..models.encoding import MEDIA_INPUTS, as_texts, check_text, encode
 from ..models.encoding import is_encoding, max_tokens
@@ -70,11 +70,10 @@ def _has_text_alone(enc):
     return 'input_ids' in enc and not MEDIA_INPUTS & enc.keys()
 
 
-def _encode(model, tokenizer, text, prompt, truncation, max_length):
+def _encode(model, tokenizer, text, source, truncation, max_length):
     """Return the encoded text, and `token_spans`; None for them with an image, an
     encoding or a slow tokenizer.
     """
-    source = text if prompt is None else prompt.source(tokenizer)
     enc = encode(model, tokenizer, source, truncation, max_length)
     if is_encoding(text) or not _has_text_alone(enc):
         return enc, None
@@ -144,15 +143,14 @@ def _class_index(model, target):
         return indices[0]
     if _is_integer(target):
         return int(target)
-    if is_position:
-        raise ValueError(
-            f"target={target!r} is not a place in the text; take the index of the"
-            " answer's first token, from 0, or Target(index, output='end_logits')"
-        )
     names = f" or one of {', '.join(map(str, names.values()))}" if names else ''
-    raise ValueError(
-        f"target={target!r} is not a class of this model; take its index{names}"
-    )
+    hint = f'class of this model; take its index{names}'
+    if is_position:
+        hint = (
+            "place in the text; take the index of the answer's first token, from 0, or"
+            " Target(index, output='end_logits')"
+        )
+    raise ValueError(f"target={target!r} is not a {hint}")
 
 
 def resolve_target(
@@ -192,6 +190,17 @@ def _of_texts(name, value, n_texts, hint):
     return value
 
 
+def _check_predicts(model):
+    "Raise ValueError for a regression of several numbers, of which none is predicted."
+    config = getattr(model, 'config', None)
+    n = getattr(config, 'num_labels', 1)
+    if getattr(config, 'problem_type', None) == 'regression' and n > 1:
+        raise ValueError(
+            f"this model gives {n} numbers (problem_type='regression'), and none of them"
+            f" is predicted; take target=0 to {n - 1}"
+        )
+
+
 def targets_of_texts(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -207,17 +216,9 @@ def targets_of_texts(
         target = [x.item() if hasattr(x, 'item') else x for x in target]
     mask_id = getattr(tokenizer, 'mask_token_id', None)
 
-    config = getattr(model, 'config', None)
-    n_numbers = getattr(config, 'num_labels', 1)
-    if getattr(config, 'problem_type', None) != 'regression':
-        n_numbers = 1
-
     def resolve(one):
-        if one is None and n_numbers > 1:
-            raise ValueError(
-                f"this model gives {n_numbers} numbers (problem_type='regression'), and"
-                f" none of them is predicted; take target=0 to {n_numbers - 1}"
-            )
+        if one is None:
+            _check_predicts(model)
         resolved = as_target(resolve_target(model, tokenizer, one))
         is_open = isinstance(resolved, Target) and resolved.position is None
         return replace(resolved, mask_id=mask_id) if is_open else resolved
@@ -267,13 +268,13 @@ def content_entries(
 
 def _check_content(texts, template, among, truncation):
     "Raise an error for arguments that cannot be combined with template=, among=, chats."
-    if template is not None and among is not None:
+    marks = {'template=': template, 'among=': among}
+    given = [name for name, value in marks.items() if value is not None]
+    if len(given) == 2:
         raise ValueError("template= and among= both mark the content; give one of them")
-    name = 'among=' if template is None else 'template='
-    if template is None and among is None:
-        name = 'chats'
-        if not all(map(is_chat, texts)):
-            raise TypeError("texts must be all chats (lists of messages), or none")
+    (name,) = given or ['chats']
+    if name == 'chats' and not all(map(is_chat, texts)):
+        raise TypeError("texts must be all chats (lists of messages), or none")
     if isinstance(among, str):  # a text of each pair
         return
     for text in texts if name != 'chats' else []:
@@ -290,11 +291,44 @@ def _check_content(texts, template, among, truncation):
         )
 
 
-def _with_own_answer(tokenizer, texts, encs, limit):
+@dataclass(frozen=True)
+class _Contents:
+    "Texts as the model reads them, and where the user's content stands in them."
+
+    texts: list
+    units: list  # of each text, counted in it
+    sources: list  # what `encode` reads: the texts, or the encodings of chats
+    spans: list  # of each text's content, see `content_tokens`; None: all is content
+    info: dict  # recorded in `Attribution.info`: template or among
+
+    @classmethod
+    def find(cls, model, tokenizer, texts, units, template, among, first):
+        "Return the contents of complete texts, or of texts in a template or a chat."
+        if among is not None:
+            info = dict(among=among if isinstance(among, str) else True)
+            of_texts = _of_texts('among', among, len(texts), 'give one per text')
+            spans = [*map(spans_among, texts, of_texts)]
+            return cls(texts, units, texts, spans, info)
+        has_chats = any(map(is_chat, texts))
+        if template is None and not has_chats:
+            return cls(texts, units, texts, [None] * len(texts), {})
+        options = dict(tokenizer=tokenizer, model=model, template=template)
+        prompts = _of_each(first, partial(as_prompt, **options), texts)
+        return cls(
+            texts=[p.text for p in prompts],
+            units=[p.shifted(kind) for p, kind in zip(prompts, units)],
+            sources=[p.source(tokenizer) for p in prompts],
+            spans=[[*p.spans.values()] for p in prompts],
+            info=dict(chat=True) if has_chats else dict(template=prompts[0].template),
+        )
+
+
+def _with_own_answer(model, tokenizer, texts, encs, truncation, max_length):
     """Return the tokenizer of an object with the object's answer for the longest text,
     and below a limit to which the caller lets texts be cut.
     """
-    lengths = {}
+    limit = max_tokens(model, tokenizer) if truncation else None
+    limit, lengths = max_length or limit, {}
     for i, (text, enc) in enumerate(zip(texts, encs)):
         n = enc['input_ids'].shape[1] if 'input_ids' in enc else 0
         if not is_encoding(text) and (limit is None or n < limit):
@@ -303,6 +337,20 @@ def _with_own_answer(tokenizer, texts, encs, limit):
         return tokenizer
     i = max(lengths, key=lengths.get)
     return tokenizer.comparing(encs[i], texts[i])
+
+
+def _units_and_content(tokenizer, encs, spans, contents):
+    "Return the `Units` and the content tokens of each text; None for tokens, and for all."
+    texts, content = contents.texts, [None] * len(encs)
+    of_texts = zip(encs, texts, contents.units, contents.spans, spans)
+    units = [_units_of_text(tokenizer, *x) for x in of_texts]
+    if contents.info:
+        of_texts, in_chat = (
+            zip(encs, texts, contents.spans, spans),
+            'chat' in contents.info,
+        )
+        content = [content_tokens(tokenizer, *x, in_chat) for x in of_texts]
+    return units, content
 
 
 WINDOW = 256  # texts that are encoded, and sorted by length, together
@@ -359,12 +407,11 @@ class CallInputs:
 
     @classmethod
     def _windows(cls, model, tokenizer, texts, options):
-        of_texts = {k: options.get(k) for k in ('target', 'units', 'among')}
-        lists = {
-            k: v
-            for k, v in of_texts.items()
-            if isinstance(v, (list, range)) or getattr(v, 'ndim', 0) == 1
-        }
+        lists = {}  # of one value per text
+        for name in ('target', 'units', 'among'):
+            values = options.get(name)
+            if isinstance(values, (list, range)) or getattr(values, 'ndim', 0) == 1:
+                lists[name] = values
         if not isinstance(texts, Iterator) or lists:
             texts, source = as_list(texts), texts
             if len(texts) <= WINDOW:
@@ -418,24 +465,15 @@ class CallInputs:
         model, tokenizer = prepare_model(model, tokenizer, texts, device)
         hint = 'give one for all, or one per text'
         per_text = _of_texts('units', units, len(texts), hint)
-        prompts = content_spans = [None] * len(texts)
-        info, has_chats = {}, any(map(is_chat, texts))
+        has_chats = any(map(is_chat, texts))
         if template is not None or among is not None or has_chats:
             _check_content(texts, template, among, truncation)
-        if among is not None:
-            info = dict(among=among if isinstance(among, str) else True)
-            of_texts = _of_texts('among', among, len(texts), 'give one per text')
-            content_spans = [*map(spans_among, texts, of_texts)]
-        elif template is not None or has_chats:
-            options = dict(tokenizer=tokenizer, model=model, template=template)
-            prompts = _of_each(first, partial(as_prompt, **options), texts)
-            per_text = [p.shifted(kind) for p, kind in zip(prompts, per_text)]
-            texts = [p.text for p in prompts]
-            content_spans = [list(p.spans.values()) for p in prompts]
-            info = dict(chat=True) if has_chats else dict(template=prompts[0].template)
+        call = model, tokenizer, texts, per_text, template, among
+        contents = _Contents.find(*call, first)
+        texts = contents.texts
         limits = dict(truncation=truncation, max_length=max_length)
         encode_one = partial(_encode, model, tokenizer, **limits)
-        encs, spans = zip(*_of_each(first, encode_one, texts, prompts))
+        encs, spans = zip(*_of_each(first, encode_one, texts, contents.sources))
         parts = resolve_parts(model, encs, units)
         if parts and not supports_parts:
             raise ValueError(
@@ -443,20 +481,15 @@ class CallInputs:
             )
         targets = targets_of_texts(model, tokenizer, target, len(texts))
         if hasattr(tokenizer, 'as_read'):  # of a pipeline or a sentence encoder
-            limit = max_tokens(model, tokenizer) if truncation else None
             if not has_chats and isinstance(template, (str, type(None))):
-                limit = max_length or limit
-                tokenizer = _with_own_answer(tokenizer, texts, encs, limit)
+                tokenizer = _with_own_answer(model, tokenizer, texts, encs, **limits)
             texts = [tokenizer.as_read(text) for text in texts]
-        units, content = [parts] * len(texts), [None] * len(texts)
+        of_texts = [parts] * len(texts), [None] * len(texts)
         if not parts:
-            of_texts = zip(encs, texts, per_text, content_spans, spans)
-            units = [_units_of_text(tokenizer, *x) for x in of_texts]
-        if info and not parts:
-            of_texts = zip(encs, texts, content_spans, spans)
-            content = [content_tokens(tokenizer, *x, has_chats) for x in of_texts]
-        per_text = (texts, encs, spans, targets, units, content)
-        return cls(model, tokenizer, *per_text, info, first)
+            contents = replace(contents, texts=texts)
+            of_texts = _units_and_content(tokenizer, encs, spans, contents)
+        of_texts = (texts, encs, spans, targets, *of_texts)
+        return cls(model, tokenizer, *of_texts, contents.info, first)
 
     def common_target(
         self,

@@ -159,12 +159,12 @@ def _mask_position(ids, mask_id, outputs, shape):
         "take target=Target(position=...), counted from 0, or negative from the"
         " text's end"
     )
-    if _is_output_of(outputs, 'TokenClassif'):
-        hint += (
-            ", such as Target('B-LOC', position=2); explain_entities explains each"
-            " entity that a tagger finds"
-        )
     if not _is_output_of(outputs, 'MaskedLM'):
+        if _is_output_of(outputs, 'TokenClassif'):
+            hint += (
+                ", such as Target('B-LOC', position=2); explain_entities explains each"
+                " entity that a tagger finds"
+            )
         raise ValueError(
             f"this output has a row per token, shape {tuple(shape)}, and does not"
             f" predict the next token; name the token whose row is explained: {hint}"
@@ -178,6 +178,36 @@ def _mask_position(ids, mask_id, outputs, shape):
                 f" and this text has {int(n) or 'none'}; {hint}"
             )
     return is_mask.long().argmax(1)
+
+
+def _column_of(position, mask):
+    "Return (batch,) the column of the token at a position, for padding on any side."
+    lengths = mask.sum(1)
+    n = int(lengths.min())
+    if not -n <= position < n:
+        raise ValueError(f"position={position} is not in the text of {n} tokens")
+    index = position if position >= 0 else lengths[:, None] + position
+    return (mask.cumsum(1) == index + 1).long().argmax(1)
+
+
+def _check_can_read(target, shape, is_features):
+    "Raise ValueError if the target names no number of an output of this shape."
+    shape = tuple(shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"the output's field has shape {shape}; (batch, n) or (batch, tokens,"
+            " n) can be explained, or a function of it"
+        )
+    if len(shape) == 2 and target.position is not None:
+        raise ValueError(
+            f"position={target.position} was given, and this output has one row"
+            f" per text, shape {shape}"
+        )
+    if is_features and target.index is None and target.among is None:
+        raise ValueError(
+            f"output={target.output!r} predicts nothing; take one of its entries,"
+            f" such as Target(0, output={target.output!r})"
+        )
 
 
 def _chosen_entries(rows, target, answer):
@@ -247,30 +277,13 @@ class Readout:
         x = output_field(outputs, target.output).detach()
         # a bare tensor has no class; the caller looks at the model's class instead
         self.is_bare_tensor = torch.is_tensor(outputs)
-        shape = tuple(x.shape)
-        if x.ndim not in (2, 3):
-            raise ValueError(
-                f"the output's field has shape {shape}; (batch, n) or (batch, tokens,"
-                " n) can be explained, or a function of it"
-            )
-        if x.ndim == 2 and target.position is not None:
-            raise ValueError(
-                f"position={target.position} was given, and this output has one row"
-                f" per text, shape {shape}"
-            )
-        is_logits = target.output in (None, 'logits')
-        self.is_features = not is_logits and target.output not in ANSWERS
-        if self.is_features and target.index is None and target.among is None:
-            raise ValueError(
-                f"output={target.output!r} predicts nothing; take one of its entries,"
-                f" such as Target(0, output={target.output!r})"
-            )
+        self.is_features = target.output not in (None, 'logits', *ANSWERS)
+        _check_can_read(target, x.shape, self.is_features)
         if x.ndim == 3:
-            self.find_rows(x, batch, outputs)
+            self._find_rows(x, batch, outputs)
             rows = x[torch.arange(len(x)), self.position]  # [batch, n]
         else:
-            rows = x
-            name = _field_name(outputs, target.output)
+            rows, name = x, _field_name(outputs, target.output)
             self.answer = name.removesuffix('_logits') if name in ANSWERS else None
         if target.log_prob and (self.answer or rows.shape[-1] == 1):
             raise ValueError(
@@ -281,19 +294,23 @@ class Readout:
         if self.answer and mask is not None and mask.shape == rows.shape:
             rows = rows.masked_fill(mask == 0, -torch.inf)
         self.index = _chosen_entries(rows, target, self.answer)
+        is_logits = target.output in (None, 'logits')
         if self.is_bare_tensor or is_logits and _is_output_of(outputs, *NAMES_CLASSES):
-            self.log_sum = rows.float().logsumexp(-1)
-            self.n_entries = rows.shape[-1]
-            if self.n_entries > 1:
-                self.predicted = rows.argmax(-1)
-                first = self.index[:, :1]
-                others = rows.scatter(1, first, -torch.inf).amax(-1)
-                self.lead = rows.gather(1, first)[:, 0] - others
+            self._compare_entries(rows)
 
-    def find_rows(self, x: torch.Tensor, batch: dict, outputs: Any) -> None:
+    def _compare_entries(self, rows):
+        "Set what is known of the other classes or tokens of each (batch, n) row."
+        self.log_sum = rows.float().logsumexp(-1)
+        self.n_entries = rows.shape[-1]
+        if self.n_entries > 1:
+            self.predicted = rows.argmax(-1)
+            first = self.index[:, :1]
+            others = rows.scatter(1, first, -torch.inf).amax(-1)
+            self.lead = rows.gather(1, first)[:, 0] - others
+
+    def _find_rows(self, x, batch, outputs):
         "Set `position`: the row of each text that is read."
-        ids = batch.get('input_ids')
-        mask = batch.get('attention_mask')
+        ids, mask = batch.get('input_ids'), batch.get('attention_mask')
         if mask is None:
             shape = x.shape[:2] if ids is None else ids.shape
             mask = torch.ones(shape, dtype=torch.long)
@@ -312,15 +329,8 @@ class Readout:
         position = -1 if position is None and is_causal else position
         if position is None:
             column = _mask_position(ids, self.target.mask_id, outputs, x.shape)
-        else:  # the column of this token, for padding on any side
-            lengths = mask.sum(1)
-            n = int(lengths.min())
-            if not -n <= position < n:
-                raise ValueError(
-                    f"position={position} is not in the text of {n} tokens"
-                )
-            index = position if position >= 0 else lengths[:, None] + position
-            column = (mask.cumsum(1) == index + 1).long().argmax(1)
+        else:
+            column = _column_of(position, mask)
         self.position = column.to(x.device) + max(in_front, 0)
         self.in_front = torch.full_like(self.position, in_front)
         self.is_last = position == -1

@@ -19,13 +19,12 @@ import torch
 from ..core.arguments import Tokenizer, one_of, whole_number
 from ..core.hooks import forward_hooks
 from ..core.tensors import check_tokens_alone, one_text, pad_batch, repeated
-from ..estimate import content_units
+from ..estimate.auto import exact_loo
 from ..estimate.one_pass import GRADIENT_PASS
 from ..inputs.scores import GeneratedReadout, Scores, as_readout, last_rows_only
 from ..inputs.scores import read_row_only
 from ..inputs.targets import OneTarget, Readout
 from ..inputs.units import Units
-from ..loo import many_loo
 from ..loo.states import PER_TOKEN
 from ..loo.removals import EncodedText, Removal, as_removal
 from ..lrp import lrp_rules
@@ -44,6 +43,24 @@ def sum_over_features(
     return x.sum(-1) if x.ndim == 3 else x.sum(1).flatten(1)
 
 
+@contextlib.contextmanager
+def _watch_embedding_sums(model):
+    "Yield a list for the sums of word, position and token-type embeddings."
+    parts = getattr(getattr(model, 'base_model', None), 'embeddings', None)
+    if not (hasattr(parts, 'position_embeddings') and hasattr(parts, 'LayerNorm')):
+        raise ValueError(
+            f"{type(model).__name__} has no added position embeddings; take"
+            " embeddings='word'"
+        )
+    sums = []
+
+    def store_sum(norm, args, kwargs):
+        sums.append(args[0].detach())
+
+    with forward_hooks([(parts.LayerNorm, store_sum, None)]):
+        yield sums
+
+
 def lrp_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,  # its padding token is used
@@ -55,26 +72,14 @@ def lrp_scores(
     dims: bool = False,  # return scores of the embeddings' shape
 ) -> Scores:  # a score per token (patch)
     "Compute every token's relevance in one forward and backward pass (section 2.3)."
-    hooks, sums = [], []  # sums of word, position and token-type embeddings
-    if one_of('embeddings', embeddings, ('word', 'sum')) == 'sum':
-        parts = getattr(getattr(model, 'base_model', None), 'embeddings', None)
-        if not (hasattr(parts, 'position_embeddings') and hasattr(parts, 'LayerNorm')):
-            raise ValueError(
-                f"{type(model).__name__} has no added position embeddings; take"
-                " embeddings='word'"
-            )
-
-        def store_sum(norm, args, kwargs):
-            sums.append(args[0].detach())
-
-        hooks.append((parts.LayerNorm, store_sum, None))
+    is_sum = one_of('embeddings', embeddings, ('word', 'sum')) == 'sum'
     batch, n_backward = pad_batch(tokenizer, encs), 1
     if isinstance(target, GeneratedReadout):
         batch = batch | last_rows_only(model, target)
         n_backward = len(target)  # one for each explained number
     with (
         torch.enable_grad(),
-        forward_hooks(hooks),
+        _watch_embedding_sums(model) if is_sum else contextlib.nullcontext([]) as sums,
         read_row_only(model, target),
         watch_embeddings(model) as watched,
     ):
@@ -97,6 +102,19 @@ MAX_STEPS = 512  # largest number of points
 IG_TOLERANCE = 0.02  # accepted error of the sum, relative to f(x) − f(baseline)
 
 
+def _token_embedding(model, tokenizer, name, device):
+    "Return the embedding of the tokenizer's 'pad' or 'mask' token."
+    token_id = getattr(tokenizer, f'{name}_token_id')
+    if token_id is None:
+        raise ValueError(
+            f"this tokenizer has no token for baseline={name!r}; take 'zero'"
+        )
+    table = input_embeddings(model)
+    with torch.no_grad():
+        fill = table(torch.tensor(token_id, device=device))
+    return fill[0] if isinstance(fill, tuple) else fill  # I-BERT: (embeddings, scale)
+
+
 def _ig_baseline(model, tokenizer, batch, x, baseline):
     "Return the embeddings at the start of the path, and the baseline's name."
     if torch.is_tensor(baseline):
@@ -108,30 +126,22 @@ def _ig_baseline(model, tokenizer, batch, x, baseline):
         return baseline.detach().to(x).expand_as(x), 'given'
     has_ids, has_pixels = 'input_ids' in batch, 'pixel_values' in batch
     if baseline is None:
-        pad_id = getattr(tokenizer, 'pad_token_id', None)
-        has_padding = has_ids and not has_pixels and pad_id is not None
-        baseline = 'pad' if has_padding else 'zero'
+        has_padding = getattr(tokenizer, 'pad_token_id', None) is not None
+        is_text = has_ids and not has_pixels
+        baseline = 'pad' if is_text and has_padding else 'zero'
     one_of('baseline', baseline, ('pad', 'mask', 'zero'))
     if not has_ids:
         return torch.zeros_like(x), baseline
-    if has_pixels and baseline != 'zero':
+    if baseline == 'zero':
+        fill = torch.zeros((), dtype=x.dtype, device=x.device)
+    elif has_pixels:
         raise ValueError(
             f"baseline={baseline!r} is the embedding of a token, and patches of"
             " images are no tokens; take 'zero' or embeddings"
         )
+    else:
+        fill = _token_embedding(model, tokenizer, baseline, x.device)
     special = torch.stack([special_mask(tokenizer, ids) for ids in batch['input_ids']])
-    fill = torch.zeros((), dtype=x.dtype, device=x.device)
-    if baseline != 'zero':
-        token_id = getattr(tokenizer, f'{baseline}_token_id')
-        if token_id is None:
-            raise ValueError(
-                f"this tokenizer has no token for baseline={baseline!r}; take 'zero'"
-            )
-        token = torch.tensor(token_id, device=x.device)
-        with torch.no_grad():
-            fill = input_embeddings(model)(token)
-        if isinstance(fill, tuple):
-            fill = fill[0]  # I-BERT returns (embeddings, scale)
     return torch.where(special[..., None].to(x.device), x, fill), baseline
 
 
@@ -249,6 +259,16 @@ def _midpoints(positions, values, products, n_max):
     return (positions[worst] + positions[worst + 1]) / 2
 
 
+def _completeness(n_steps, error, total):
+    "Return info on the cost, and on how far a sum of scores is from the total change."
+    return dict(
+        forward_equivalents=2 + GRADIENT_PASS * n_steps,
+        completeness_error=error,
+        relative_error=abs(error / total) if total else math.nan,
+        arrived=abs(error) <= IG_TOLERANCE * abs(total),
+    )
+
+
 def ig_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -290,12 +310,9 @@ def ig_scores(
     else:
         scores = path.gauss_legendre(n_steps)
         infos = [dict(n_steps=n_steps) for _ in scores]
-    errors = scores.flatten(1).sum(1) - change
-    for info, error, total in zip(infos, errors.tolist(), change.tolist()):
-        cost = 2 + GRADIENT_PASS * info['n_steps']
-        info |= dict(baseline=name, forward_equivalents=cost, completeness_error=error)
-        info['relative_error'] = abs(error / total) if total else math.nan
-        info['arrived'] = abs(error) <= IG_TOLERANCE * abs(total)
+    errors = (scores.flatten(1).sum(1) - change).tolist()
+    for info, error, total in zip(infos, errors, change.tolist()):
+        info |= dict(baseline=name) | _completeness(info['n_steps'], error, total)
     return Scores(scores, values, readout, infos)
 
 # %% ../../nbs/lib/methods_baselines.ipynb #46ecc0af
@@ -314,6 +331,40 @@ def _explained_row(maps, readout, batch):
     return torch.zeros(len(maps[0]), dtype=torch.long, device=maps[0].device)
 
 
+def _attention_maps(model, batch):
+    "Return the model's output, and its attention maps by layer."
+    with (
+        torch.no_grad(),
+        watch_embeddings(model) as embeddings,
+        AttentionMaps() as watch,
+    ):
+        out = forward(model, batch)
+    model_name, maps = type(model).__name__, watch.maps
+    if not maps:
+        raise ValueError(
+            f"{model_name} made no attention call through torch's softmax or"
+            " scaled_dot_product_attention"
+        )
+    if embeddings.look_ups > 1:
+        raise ValueError(
+            f"{model_name} calls its input embeddings {embeddings.look_ups} times;"
+            " rollout needs one stack of layers, called once; take method='loo' or"
+            " 'attn_lrp'"
+        )
+    return out, maps
+
+
+def _check_shapes(model, maps, n_texts):
+    n = maps[0].shape[-1]
+    for A in maps:
+        if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != n_texts:
+            raise ValueError(
+                f"{type(model).__name__} has attention of shape {tuple(A.shape)} for"
+                f" {n_texts} texts; rollout needs one map per text, with the same number"
+                " of rows and keys in every layer"
+            )
+
+
 def rollout_scores(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -327,35 +378,12 @@ def rollout_scores(
     batch = pad_batch(tokenizer, encs)
     if not getattr(model, 'allows_other_inputs', False):
         check_tokens_alone(batch, 'rollout')
-    with (
-        torch.no_grad(),
-        watch_embeddings(model) as embeddings,
-        AttentionMaps() as watch,
-    ):
-        out = forward(model, batch)
-    maps, model_name = watch.maps, type(model).__name__
-    if not maps:
-        raise ValueError(
-            f"{model_name} made no attention call through torch's softmax or"
-            " scaled_dot_product_attention"
-        )
-    if embeddings.look_ups > 1:
-        raise ValueError(
-            f"{model_name} calls its input embeddings {embeddings.look_ups} times;"
-            " rollout needs one stack of layers, called once; take method='loo' or"
-            " 'attn_lrp'"
-        )
+    out, maps = _attention_maps(model, batch)
     readout = Readout(target, out, batch)
     values = readout(out).detach()
-    n = maps[0].shape[-1]
-    for A in maps:
-        if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != len(values):
-            raise ValueError(
-                f"{model_name} has attention of shape {tuple(A.shape)} for"
-                f" {len(values)} texts; rollout needs one map per"
-                " text, with the same number of rows and keys in every layer"
-            )
+    _check_shapes(model, maps, len(values))
     maps = [A.mean(1) for A in maps]  # over heads
+    n = maps[0].shape[-1]
     identity = torch.eye(n, dtype=maps[0].dtype, device=maps[0].device)
     maps_with_residual = ((A + identity) / 2 if residual else A for A in maps)
     # product of the maps, from the last layer to the first
@@ -387,20 +415,12 @@ def loo_scores(
     content: list[torch.Tensor | None] | None = None,  # (T,) bool of each text, or None
 ) -> Scores:  # a score per token (patch, unit)
     "Compute exact Leave-One-Out (section 2.1); texts are not padded."
-    texts = [one_text(e) for e in encs]
-    units, content = units or [None] * len(texts), content or [None] * len(texts)
+    texts, none = [one_text(enc) for enc in encs], [None] * len(encs)
     removal = as_removal(removal, texts[0])
-    fill = removal.fill(tokenizer)
-    numbers = [None if u is None else u.number for u in units]
-    masks = None
-    if precision != 'float32':
-        masks = [
-            content_units(tokenizer, enc, unit, EncodedText(model, enc).n_positions, c)
-            for enc, unit, c in zip(texts, units, content)
-        ]
-    options = dict(token_budget=token_budget, progress=progress)
-    options |= dict(joint=joint, precision=precision, content=masks)
-    loos = many_loo(model, texts, target, removal, fill, numbers, **options)
+    options = dict(token_budget=token_budget, progress=progress, joint=joint)
+    options |= dict(precision=precision)
+    how = (removal, units or none, content or none)
+    loos = exact_loo(model, tokenizer, texts, target, *how, **options)
     info = removal.info()
     scores = [loo.as_scores(exact_passes=round(loo.passes, 2), **info) for loo in loos]
     return Scores.joined(scores)

@@ -58,11 +58,10 @@ class Answers:
             self.results = as_results(self.results, {})
             stored = self.results.rows
         self.n_requests = len(stored)
-        self.stored = {
-            key: np.array([float.fromhex(x) for x in numbers])
-            for row in stored
-            for key, numbers in zip(row.get('texts', ()), row.get('numbers', ()))
-        }
+        self.stored = {}  # digest of a text → its numbers
+        for row in stored:
+            for key, numbers in zip(row.get('texts', ()), row.get('numbers', ())):
+                self.stored[key] = np.array([*map(float.fromhex, numbers)])
 
     def of_texts(self, texts: Iterable[str]) -> np.ndarray:  # (n, k)
         "Return the numbers of the texts; ask for those that are not known."
@@ -90,7 +89,7 @@ class Answers:
         "Keep the numbers of a request."
         self.rows |= zip(texts, rows)
         if self.results is not None:
-            numbers = [[x.hex() for x in row.tolist()] for row in rows]
+            numbers = [[*map(float.hex, row.tolist())] for row in rows]
             row = dict(texts=[*map(digest, texts)], numbers=numbers)
             self.results.add(dict(i=self.n_requests, **row))
             self.n_requests += 1
@@ -115,19 +114,23 @@ class Answers:
                 " each, in their order"
             )
         rows = rows.reshape(n, -1)
-        k = len(next(iter(self.rows.values()), rows[0]))
-        if rows.shape[1] != k:
-            raise ValueError(
-                f"the function returned {rows.shape[1]} numbers for a text, and {k} for"
-                " one before; return the same classes in each call"
-            )
         for text, row in zip(texts, rows):
-            if not np.isfinite(row).all():
-                raise ValueError(
-                    f"the function returned {row.tolist()} for {shortened(text)}; return"
-                    " a finite number for each text"
-                )
+            self._check(text, row)
         return rows
+
+    def _check(self, text, row):
+        "Raise ValueError for numbers that are not finite, or more or fewer than before."
+        k = len(next(iter(self.rows.values()), row))
+        if len(row) != k:
+            raise ValueError(
+                f"the function returned {len(row)} numbers for a text, and {k} for one"
+                " before; return the same classes in each call"
+            )
+        if not np.isfinite(row).all():
+            raise ValueError(
+                f"the function returned {row.tolist()} for {shortened(text)}; return a"
+                " finite number for each text"
+            )
 
     def _check_again(self, texts):
         "Ask one of the texts again, by itself; raise ValueError for another answer."
@@ -296,6 +299,37 @@ def read_number(
     return (indices if others else first), value
 
 
+@dataclass(frozen=True)
+class _Effects:
+    "What a function answers to a text without some of its units."
+
+    answers: Answers
+    text: PlainText
+    index: Any  # of the explained number, see `read_number`
+    value: float  # of the whole text
+    requested: set = field(default_factory=set)  # texts
+
+    def of_groups(self, groups: Iterable[Iterable[int]]) -> np.ndarray:
+        "Return by how much the number falls without each group of units."
+        texts = [self.text.without(group) for group in groups]
+        self.requested.update(texts)
+        rows = self.answers.of_texts(texts)
+        return np.array([self.value - read_number(row, self.index)[1] for row in rows])
+
+    def of_kept(self, kept: torch.Tensor) -> tuple[torch.Tensor, float]:
+        "Return the numbers of (k, n) kept units, and the passes (see `Subsets`)."
+        n_before = len(self.requested)
+        lost = self.of_groups((~row).nonzero()[:, 0].tolist() for row in kept)
+        return torch.from_numpy(self.value - lost), len(self.requested) - n_before
+
+    def sets(self, share: float, passes: float) -> dict[str, Any]:
+        "Return `sets` and `total_effect` for `Attribution.info`."
+        subsets = Subsets(self.of_kept, len(self.text), share, passes)
+        names = self.text.names
+        sets = find_sets(subsets, lambda: likely_pairs(similar_texts(names)))
+        return dict(sets=sets, total_effect=subsets.total)
+
+
 def explain_text(
     answers: Answers,
     text: PlainText,
@@ -307,45 +341,31 @@ def explain_text(
     "Return LOO of a text's units, and sets of them."
     start, (row,) = time.perf_counter(), answers.of_texts([text.text])
     index, value = read_number(row, target)
-    requested = {text.text}
-
-    def effects(groups):
-        texts = [text.without(group) for group in groups]
-        requested.update(texts)
-        rows = answers.of_texts(texts)
-        return np.array([value - read_number(row, index)[1] for row in rows])
-
-    def read(kept):
-        n_before = len(requested)
-        lost = effects((~row).nonzero()[:, 0].tolist() for row in kept)
-        return torch.from_numpy(value - lost), len(requested) - n_before
-
-    groups = removed_groups(effects, text, None if method == 'loo' else passes)
+    effects = _Effects(answers, text, index, value, {text.text})
+    limit = None if method == 'loo' else passes
+    groups = removed_groups(effects.of_groups, text, limit)
     scores = torch.zeros(len(text), dtype=torch.double)
     for group, effect in groups.items():
         scores[list(group)] = effect / len(group)
-    together = sorted(list(group) for group in groups if len(group) > 1)
+    name = function_called(answers.function)
     info = dict(
-        function=function_called(answers.function),
+        function=name,
         exact=sorted(group[0] for group in groups if len(group) == 1),
-        forward_equivalents=len(requested),
+        forward_equivalents=len(effects.requested),
         exact_passes=1 + len(text),
         text=text.text,
         spans=[None if parts[1:] else (0, *parts[0]) for parts in text.spans],
         seconds=time.perf_counter() - start,
     )
+    if together := sorted(list(group) for group in groups if len(group) > 1):
+        info['together'] = together
     options = dict(passes=passes, replacement=text.replacement)
-    options = {k: v for k, v in options.items() if v is not None}
-    info |= dict(together=together) if together else {}
-    info |= dict(options=options) if options else {}
+    if options := {k: v for k, v in options.items() if v is not None}:
+        info['options'] = options
     if sets is not None:
-        subsets = Subsets(read, len(text), sets, passes or SET_PASSES)
-        info['sets'] = find_sets(
-            subsets, lambda: likely_pairs(similar_texts(text.names))
-        )
-        info['total_effect'] = subsets.total
+        info |= effects.sets(sets, passes or SET_PASSES)
     is_special = torch.zeros(len(text), dtype=torch.bool)
-    index = info['function'] if len(row) == 1 else index
+    index = name if len(row) == 1 else index
     record = text.names, scores, is_special, index, float(value), method
     return Attribution(*record, info=info)
 
@@ -369,10 +389,8 @@ def explain_function(
         texts = [texts]
         units = units if isinstance(units, str) or callable(units) else [units]
     texts = as_texts(texts)
-    units, target = (
-        value if isinstance(value, list) else [value] * len(texts)
-        for value in (units, target)
-    )
+    units = units if isinstance(units, list) else [units] * len(texts)
+    target = target if isinstance(target, list) else [target] * len(texts)
     if not texts or {len(units), len(target)} != {len(texts)}:
         raise ValueError(
             f"there are {len(texts)} texts, {len(units)} units and {len(target)}"
@@ -380,9 +398,11 @@ def explain_function(
         )
     plain = [plain_text(t, u, replacement) for t, u in zip(texts, units)]
     answers = Answers(function, batch_size, progress, results)
-    exact = [t for t in plain if method == 'loo' or not passes or len(t) < passes]
-    variants = [text.without([k]) for text in exact for k in range(len(text))]
-    answers.of_texts(texts + variants)
+    requests = list(texts)
+    for text in plain:
+        if method == 'loo' or not passes or len(text) < passes:
+            requests += [text.without([k]) for k in range(len(text))]
+    answers.of_texts(requests)
     return Attributions(
         explain_text(answers, text, method, one, passes, sets)
         for text, one in zip(plain, target)

@@ -50,6 +50,29 @@ def options_of(
     return [p.name for p in parameters if p.name not in CALL_PARAMETERS]
 
 
+# what to take in place of an option that is another's, or has another name
+_REMEDIES = dict.fromkeys(
+    ('max_length', 'max_tokens'), '; did you mean max_new_tokens of explain_generation?'
+) | dict(
+    position='; take target=Target(index, position=...)',
+    precision="; auto and loo have one: take method='loo', or leave precision= out",
+    text_pair="; a pair of texts is a tuple: ('premise', 'hypothesis')",
+)
+
+
+def _suggestion(name, names):
+    "Return what to take in place of an unknown option; '' if nothing is like it."
+    if name in _REMEDIES:
+        return _REMEDIES[name]
+    owners = dict.fromkeys(EXPLAIN_PARAMETERS, ' of explain')
+    for method, record in METHODS.items():
+        for option in options_of(record.run) or ():
+            owners.setdefault(option, f" of method {method!r}")
+    owners |= dict.fromkeys(names, '')
+    nearest = get_close_matches(name, owners, 1)
+    return f"; did you mean {nearest[0]}{owners[nearest[0]]}?" if nearest else ''
+
+
 def check_options(
     method: OneMethod,  # see `as_method`
     options: Mapping[str, Any],  # of the method
@@ -60,26 +83,11 @@ def check_options(
     unknown = [] if names is None else [name for name in options if name not in names]
     if not unknown:
         return
-    owners = dict.fromkeys(EXPLAIN_PARAMETERS, ' of explain')
-    for other, record in METHODS.items():
-        for option in options_of(record.run) or ():
-            owners.setdefault(option, f" of method {other!r}")
-    owners |= dict.fromkeys(names, '')
     name = unknown[0]
-    answer = '; did you mean max_new_tokens of explain_generation?'
-    suggestion = dict(
-        max_length=answer,
-        max_tokens=answer,
-        position='; take target=Target(index, position=...)',
-        precision="; auto and loo have one: take method='loo', or leave precision= out",
-        text_pair="; a pair of texts is a tuple: ('premise', 'hypothesis')",
-    ).get(name, '')
-    if not suggestion and (nearest := get_close_matches(name, owners, 1)):
-        suggestion = f"; did you mean {nearest[0]}{owners[nearest[0]]}?"
     raise TypeError(
         f"{name}={repr(options[name]):.60} is no option of method"
         f" {method_name(method)!r}, which takes {', '.join(names) or 'none'}"
-        f"{suggestion}"
+        f"{_suggestion(name, names)}"
     )
 
 # %% ../../nbs/lib/methods_table.ipynb #00000006

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..core.arguments import one_of
 from ..core.stats import mean_se, paired_difference
 from ..inputs.targets import Target
-from ..inputs.units import PLACEHOLDER, content_tokens, fill_template
+from ..inputs.templates import PLACEHOLDER, content_tokens, fill_template
 from ..core.tools import needs
 from ..data import load_split, resolve_source, source_label
 from ..models.encoding import encode, max_tokens

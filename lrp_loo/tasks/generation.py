@@ -30,9 +30,10 @@ from ..estimate.auto import PASSES
 from ..evaluate.audit import AuditTable, audit_table
 from ..inputs.call import content_entries, prepare_model
 from ..inputs.scores import GeneratedReadout, NextTokens
-from ..inputs.units import UNITS, Prompt, Units, UnitsOf, as_prompt, chat_options
-from ..inputs.units import can_generate, change_contents, content_tokens
-from ..inputs.units import fill_template, mark_parts, text_spans, text_units
+from ..inputs.templates import Prompt, as_prompt, can_generate, change_contents
+from ..inputs.templates import chat_options, content_tokens, fill_template
+from ..inputs.templates import mark_parts
+from ..inputs.units import UNITS, Units, UnitsOf, text_spans, text_units
 from ..estimate.sets import TextNumber, sets_of_units
 from ..methods import add_provenance, check_sets
 from ..methods import explain_batch, explain_each

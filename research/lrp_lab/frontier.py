@@ -31,8 +31,8 @@ from lrp_lab.parts import (
     write_record,
 )
 from lrp_loo.records.results import Results, read_json, read_results
-from lrp_loo.estimate import FLOOR
-from lrp_loo.estimate import first_estimates, log_odds, unit_members
+from lrp_loo.estimate import first_estimates, unit_members
+from lrp_loo.estimate.estimates import FLOOR, log_odds
 from lrp_loo.estimate.auto import exact_passes, spend
 from lrp_loo.loo import many_loo
 from lrp_loo.methods import explain_batch
