@@ -38,7 +38,7 @@ from lrp_loo.core.files import recorded_methods, whole_file
 from lrp_loo.core.stats import mean_se, pearson, per_text
 from lrp_loo.data import load_texts, resolve_source, source_label
 from lrp_loo.inputs.targets import Target
-from lrp_loo.inputs.units import content_tokens
+from lrp_loo.inputs.templates import content_tokens
 from lrp_loo.lrp.composite import attn_lrp, cp_lrp
 from lrp_loo.models.encoding import encode, special_mask
 from lrp_loo.models.loading import demo_base, load_demo, quiet_loading
