@@ -126,8 +126,12 @@ def _names_missing_texts(function: F) -> F:
     @wraps(function)
     def call(*args, **options):
         if len(args) < 3 and 'texts' not in options:
-            text = options.get('text', args[-1] if len(args) == 2 else None)
-            hint = f"; did you mean texts={text!r}?" if isinstance(text, str) else ''
+            text, hint = options.get('text'), ''
+            if isinstance(text, str):
+                hint = f"; did you mean texts={text!r}?"
+            elif len(args) == 2 and isinstance(args[1], str):
+                second = 'tokenizer' if isinstance(args[0], torch.nn.Module) else 'None'
+                hint = f"; did you mean explain(model, {second}, {args[1]!r})?"
             raise TypeError(
                 f"texts are missing: explain(model, tokenizer, texts){hint}"
             )
