@@ -98,6 +98,6 @@ def unpack(name, make):
 
 if __name__ == '__main__':
     for base, make in dict(mpnet=mpnet, smollm2=smollm2).items():
-        folder = unpack(BASES[base].cached, make)
+        folder = unpack(BASES[base], make)
     for weights in ADAPTERS:
         shutil.copytree(weights, folder.with_name(weights.name), dirs_exist_ok=True)

@@ -209,7 +209,7 @@ def test_an_exception_leaves_no_trace(demo):
     assert (state_of(model), global_state()) == (state, world)
     with lrp_rules(model, attn_lrp()) as rules:
         model(**enc)
-    assert rules.layer is None
+    assert rules.running.layer is None
 
 
 def test_two_threads_two_rule_sets(demo):

@@ -215,7 +215,7 @@ def test_a_model_of_two_stacks_is_refused():
     t5 = T5ForConditionalGeneration(T5Config(**sizes)).eval()
     both = dict(input_ids=torch.tensor([[3, 4, 5]]))
     both |= dict(decoder_input_ids=torch.tensor([[0]]))
-    with pytest.raises(ValueError, match='does not have 2 transformer layers'):
+    with pytest.raises(ValueError, match='does not show 2 transformer layers'):
         locate_parts(t5, both)
 
 

@@ -199,7 +199,7 @@ def empty_cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('name', [*MPNETS, 'smollm2'])
 def test_a_model_that_is_not_unpacked_is_named(empty_cache, name):
-    weights = BASES[DEMOS[name].base].cached
+    weights = BASES[DEMOS[name].base]
     with pytest.raises(ModuleNotFoundError, match=f"'{weights}'.*make models"):
         load_demo(name)
     assert not empty_cache.exists()
@@ -241,4 +241,4 @@ def test_another_file_is_refused(monkeypatch, empty_cache):
 
 def test_a_cached_folder_is_named_by_its_file():
     for base, digest in large_models.SHA256.items():
-        assert BASES[base].cached.endswith(f'-{digest[:12]}')
+        assert BASES[base].endswith(f'-{digest[:12]}')

@@ -64,12 +64,8 @@ class UsageError(ValueError):
     "An argument that is not accepted; the command line exits with code 2."
 
 
-def one_of(
-    name: str,  # the argument's name
-    value: T,
-    choices: Iterable[T],  # the accepted values
-) -> T:
-    "Return value; raise ValueError if it is none of the choices."
+def one_of(name: str, value: T, choices: Iterable[T]) -> T:
+    "Return an argument's value; raise ValueError if it is none of the choices."
     choices = list(choices)
     # `in` alone would compare an array entry by entry
     if isinstance(value, (str, int, float, type(None))) and value in choices:
@@ -100,11 +96,8 @@ def whole_number(
     return int(value)
 
 
-def fraction(
-    name: str,  # the argument's name
-    value: Any,
-) -> float:
-    "Return value as a float; raise ValueError unless it lies between 0 and 1."
+def fraction(name: str, value: Any) -> float:
+    "Return an argument's value as a float; raise ValueError unless it lies between 0 and 1."
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 < value < 1:
         raise ValueError(

@@ -120,9 +120,7 @@ def _sync(path, flags):
 
 
 @contextlib.contextmanager
-def locked(
-    path: str | os.PathLike[str],  # of a file that one process may change
-) -> Iterator[None]:
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the lock of a path, which the system frees when a process ends or is
     killed, and delete temporary files that killed processes of this host left. Where
     a disk has no locks, nothing is locked.
@@ -147,10 +145,7 @@ def locked(
         lock.release()
 
 
-def write_text_atomic(
-    path: str | os.PathLike[str],  # of the file to write
-    text: str,
-) -> None:
+def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
     "Write text to a file, completely or not at all."
     with whole_file(path) as tmp:
         tmp.write_text(text, encoding='utf-8')
@@ -202,11 +197,9 @@ def check_amount(
         )
 
 
-def read_content(
-    path: str | os.PathLike[str],
-    per_mb: int = 10_000_000,  # see `check_amount`
-) -> bytes:
+def read_content(path: str | os.PathLike[str]) -> bytes:
     "Return a file's content, unpacked if its name ends in .gz."
+    per_mb = 10_000_000  # see `check_amount`; files of this package may be large
     opened = gzip.open(path) if Path(path).suffix == '.gz' else open(path, 'rb')
     with opened as stream:
         content = stream.read(int(max_mb() * per_mb) + 1)
@@ -217,7 +210,7 @@ def read_content(
 @contextlib.contextmanager
 def reading(
     path: str | os.PathLike[str],  # of the file
-    wrong: str,  # what an error says of the file: 'is no calibration'
+    problem: str,  # what an error says of the file: 'is no calibration'
 ) -> Iterator[None]:
     "Raise one ValueError for whatever is wrong with a file that is read inside."
     try:
@@ -228,7 +221,7 @@ def reading(
             raise OSError(e.errno, message) from e
         reason = f"it lacks {e}" if isinstance(e, KeyError) else e
         reason = "it is nested too deep" if isinstance(e, RecursionError) else reason
-        raise ValueError(f"{path} {wrong}: {reason}") from None
+        raise ValueError(f"{path} {problem}: {reason}") from None
 
 # %% ../../nbs/lib/core_files.ipynb #41be7a90
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")  # of a formula, or of one made safe
@@ -246,10 +239,8 @@ def safe_cell(value: Any) -> Any:
     return f"'{value}" if _is_formula(value) else value
 
 
-def undo_safe_cells(
-    table: Any,  # a pandas table of text
-) -> Any:
-    "Return a table without the apostrophes of `safe_cell`, if all its cells are safe."
+def undo_safe_cells(table: Any) -> Any:
+    "Return a table of pandas without the apostrophes of `safe_cell`, if all its cells are safe."
     formulas = filter(_is_formula, table.to_numpy().ravel())
     if not all(text[0] == "'" or _NUMBER.fullmatch(text) for text in formulas):
         return table
@@ -293,6 +284,14 @@ P = ParamSpec('P')
 T = TypeVar('T')
 
 
+def _kept_rows(argument, path):
+    "Say where finished rows are; `path` is the value of the argument."
+    if path := getattr(path, 'path', path):
+        return f"finished rows are in {path}; the same call goes on from there"
+    advice = f' ({argument}= keeps each row as it finishes)' if argument else ''
+    return f'nothing is kept{advice}'
+
+
 def keeps_rows_in(
     argument: str = '',  # the one that names the file or folder; '': there is none
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -306,14 +305,9 @@ def keeps_rows_in(
             except KeyboardInterrupt as e:
                 if hasattr(e, '__notes__'):  # which say what is kept
                     raise
-                call = inspect.signature(f).bind(*args, **kwargs)
-                call.apply_defaults()
-                place = call.arguments.get(argument)
-            rows = 'nothing is kept'
-            if place := getattr(place, 'path', place):
-                rows = f"finished rows are in {place}; the same call goes on from there"
-            elif argument:
-                rows += f' ({argument}= keeps each row as it finishes)'
+            call = inspect.signature(f).bind(*args, **kwargs)
+            call.apply_defaults()
+            rows = _kept_rows(argument, call.arguments.get(argument))
             raise KeyboardInterrupt(f"{f.__name__}: interrupted; {rows}")
 
         return run
@@ -375,9 +369,7 @@ _NOTES = re.compile(
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def digest(
-    value: Any,  # of any kind
-) -> str:
+def digest(value: Any) -> str:
     """Return a hash, 16 hexadecimal digits, of what decides a value: of tensors the
     numbers and their dtype, of functions the code and what it encloses, of objects
     the class and the fields.
@@ -394,10 +386,8 @@ def digest(
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sealed(
-    fields: dict[str, Any],  # in JSON's types
-) -> dict[str, Any]:
-    "Return the fields with a checksum of them as last one, in the place of an earlier."
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    "Return fields in JSON's types with a checksum of them as last one, in the place of an earlier."
     fields = {k: v for k, v in fields.items() if k != 'checksum'}
     return fields | dict(checksum=checksum(json.dumps(fields)[:-1]))
 
@@ -425,18 +415,8 @@ def _content(value):
     "Return what decides a value that JSON does not know, in simpler values."
     if hasattr(value, 'detach') or hasattr(value, 'tobytes'):  # torch's, NumPy's
         return _of_array(value)
-    if isinstance(value, CodeType):
-        return [value.co_code.hex(), value.co_names, value.co_consts]
-    if isinstance(value, FunctionType):
-        outside = inspect.getclosurevars(value)
-        numbers = {k: v for k, v in outside.globals.items() if isinstance(v, _PLAIN)}
-        defaults = value.__defaults__, value.__kwdefaults__
-        name = value.__module__, value.__qualname__
-        return [name, value.__code__, defaults, outside.nonlocals, numbers]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
+    if isinstance(value, (CodeType, FunctionType, MethodType, partial)):
+        return _of_function(value)
     if hasattr(value, 'to_str'):  # of tokenizers; a call sets how it cuts and pads
         return json.loads(value.to_str()) | dict(truncation=None, padding=None)
     if isinstance(value, (type, ModuleType)) or not hasattr(value, '__dict__'):
@@ -446,6 +426,21 @@ def _content(value):
         if '_hooks' in name and isinstance(hooks, Mapping):
             fields[name] = list(hooks.values())  # keys count all that were ever set
     return [type(value), getattr(type(value), 'forward', None), fields]
+
+
+def _of_function(value):
+    "Return what decides a function, a method, a partial or the code of a function."
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), value.co_names, value.co_consts]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    outside = inspect.getclosurevars(value)
+    numbers = {k: v for k, v in outside.globals.items() if isinstance(v, _PLAIN)}
+    defaults = value.__defaults__, value.__kwdefaults__
+    name = value.__module__, value.__qualname__
+    return [name, value.__code__, defaults, outside.nonlocals, numbers]
 
 
 def _of_array(array):
@@ -461,9 +456,7 @@ def _of_array(array):
     return [str(array.dtype), array.shape, hashlib.sha256(flat).hexdigest()]
 
 # %% ../../nbs/lib/core_files.ipynb #00000021
-def function_name(
-    f: Callable[..., Any],  # a function, or a name
-) -> str:
+def function_name(f: Callable[..., Any] | str) -> str:
     "Return the name under which a run records a function, with its module."
     if isinstance(f, str):
         return f
@@ -482,9 +475,7 @@ def function_name(
 def recorded_methods(
     methods: dict,  # name → (method, options), as `explain_batch` takes them
 ) -> dict:  # name → [name of the method, options], in JSON's types
-    """Return the methods of a run as its config records them: ranges become lists,
-    a rule set its fields, a function its name.
-    """
+    "Record a run's methods: a range as a list, a rule set as fields, a function as name."
     return {
         name: [function_name(f), _recorded(options, _record_of)]
         for name, (f, options) in methods.items()
@@ -514,11 +505,8 @@ def _recorded(value, of_other):
     return of_other(value)
 
 # %% ../../nbs/lib/core_files.ipynb #00000028
-def hub_answers(
-    name: str,  # OWNER/NAME
-    kind: str = 'model',  # 'model' or 'dataset'
-) -> bool:
-    "Check by one short request that the hub can be reached."
+def hub_answers(name: str, kind: str = 'model') -> bool:
+    "Check by a short request for a 'model' or 'dataset' that the hub can be reached."
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -37,18 +37,14 @@ def register_undo(
     _THREAD.undo.append(undo)
 
 
-def forget_undo(
-    undo: Callable[[], object],  # see `register_undo`
-) -> None:
+def forget_undo(undo: Callable[[], object]) -> None:
     "Remove an undo function whose change has been undone."
     stack = _THREAD.undo
     stack[:] = [u for u in stack if u != undo]
 
 
 @contextlib.contextmanager
-def undo_on_exit(
-    undo: Callable[[], object],  # see `register_undo`
-) -> Iterator[None]:
+def undo_on_exit(undo: Callable[[], object]) -> Iterator[None]:
     "Undo a change on exit from the context."
     register_undo(undo)
     try:
@@ -65,19 +61,35 @@ P = ParamSpec('P')
 T = TypeVar('T')
 
 
-def restores_state(
-    f: Callable[P, T],  # a function that users call
-) -> Callable[P, T]:
-    """Wrap a function so that its changes are undone, also if it is interrupted:
-    registered changes, open function modes, and whether gradients are enabled.
+class _State:
+    "The number of this thread's undo functions and modes, and torch's settings."
+
+    def __init__(self):
+        self.n_undo = len(_THREAD.undo)
+        self.n_modes = len(_get_current_function_mode_stack())
+        self.function_state = torch._C._get_torch_function_state()
+        self.grad_enabled = torch.is_grad_enabled()
+
+    def restore(self):
+        "Undo what was changed since."
+        stack = _THREAD.undo
+        while len(stack) > self.n_undo:
+            stack[-1]()
+            stack.pop()
+        while len(_get_current_function_mode_stack()) > self.n_modes:
+            _pop_mode()
+        torch._C._set_torch_function_state(self.function_state)
+        torch._C._set_grad_enabled(self.grad_enabled)
+
+
+def restores_state(f: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function that users call so that its changes are undone, also if it is
+    interrupted: registered ones, open function modes, and whether gradients are enabled.
     """
 
     @wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        n_undo = len(_THREAD.undo)
-        n_modes = len(_get_current_function_mode_stack())
-        function_state = torch._C._get_torch_function_state()
-        grad_enabled = torch.is_grad_enabled()
+        state = _State()
         try:
             return f(*args, **kwargs)
         except BaseException as e:
@@ -87,14 +99,7 @@ def restores_state(
                 traceback.clear_frames(e.__traceback__)
             raise
         finally:
-            stack = _THREAD.undo
-            while len(stack) > n_undo:
-                stack[-1]()
-                stack.pop()
-            while len(_get_current_function_mode_stack()) > n_modes:
-                _pop_mode()
-            torch._C._set_torch_function_state(function_state)
-            torch._C._set_grad_enabled(grad_enabled)
+            state.restore()
 
     return run
 
@@ -162,10 +167,8 @@ def hooks_suspended() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forward_hooks(
-    module_hooks: list,  # see `Hooks`
-) -> Iterator[None]:
-    "Register hooks on modules for a context, for this thread only."
+def forward_hooks(module_hooks: list) -> Iterator[None]:
+    "Register the hooks of `Hooks` for a context, for this thread only."
     hooks = Hooks(module_hooks)
     with undo_on_exit(hooks.remove):
         hooks.register()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from .arguments import Tokenizer
 
@@ -56,17 +57,17 @@ def repeated(
     }
 
 
-def share_a_batch(
-    encs: list,  # encoded texts or images
-) -> bool:
+def share_a_batch(encs: list) -> bool:
     "Return True if these texts (images) can be stacked into one batch."
-    if len({frozenset(e) for e in encs}) > 1:
+    first, *others = encs
+    if any(e.keys() != first.keys() for e in others):
         return False
-    if 'input_ids' not in encs[0]:
-        return len({e['pixel_values'].shape[1:] for e in encs}) == 1
+    if 'input_ids' not in first:
+        shape = first['pixel_values'].shape[1:]
+        return all(e['pixel_values'].shape[1:] == shape for e in others)
     if any(per_token(e) != e.keys() for e in encs):
         return False
-    return all(len({e[k].shape[2:] for e in encs}) == 1 for k in encs[0])
+    return all(e[k].shape[2:] == first[k].shape[2:] for e in others for k in e)
 
 
 def check_encodings(encs: Any) -> None:
@@ -80,41 +81,34 @@ def check_encodings(encs: Any) -> None:
 
 def pad_batch(
     tokenizer: Tokenizer,  # the model's tokenizer; None for images
-    encs: list,  # encoded texts, (1, T_i) tensors each, or images of one size
+    # encoded texts, (1, T_i) tensors each, or images, for which `share_a_batch` is True
+    encs: list,
 ) -> dict:  # (batch, max T) tensors
     "Join encoded texts to one batch, padded on the right and masked."
-    check_encodings(encs)
     if len(encs) == 1:
         return encs[0]
-    if not share_a_batch(encs):
-        raise ValueError(
-            "these texts cannot be stacked, because their inputs differ, or have no"
-            f" entry for each token: {', '.join(sorted(set().union(*encs)))}; give"
-            " them one by one"
-        )
-    if 'input_ids' not in encs[0]:
-        return {k: torch.cat([e[k] for e in encs]) for k in encs[0]}
     # the id at padding, which no token attends to
     ids = [getattr(tokenizer, f'{x}_token_id', None) for x in ('pad', 'eos')]
-    fill = {'input_ids': next((i for i in ids if i is not None), 0)}
-    return {
-        k: torch.nn.utils.rnn.pad_sequence(
-            [e[k][0] for e in encs], batch_first=True, padding_value=fill.get(k, 0)
-        )
-        for k in encs[0]
-    }
+    padding_id = next((i for i in ids if i is not None), 0)
+    batch, are_images = {}, 'input_ids' not in encs[0]
+    for name in encs[0]:
+        rows = [e[name] for e in encs]
+        if not are_images:
+            rows = [row[0] for row in rows]
+            fill = padding_id if name == 'input_ids' else 0
+            rows = [pad_sequence(rows, batch_first=True, padding_value=fill)]
+        batch[name] = torch.cat(rows)
+    return batch
 
 
-def unpad_batch(
-    batch: dict,  # of `pad_batch`
-) -> list:  # encoded texts, (1, T_i) tensors each
-    "Split a padded batch into its texts."
+def unpad_batch(batch: dict) -> list:  # encoded texts, (1, T_i) tensors each
+    "Split a padded batch (`pad_batch`) into its texts."
     n = len(batch.get('input_ids', next(iter(batch.values()))))
     mask = batch.get('attention_mask')
     ends = [None] * n
     if mask is not None:
-        place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-        ends = (mask * place).amax(1).tolist()  # after the last attended token
+        index = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+        ends = (mask * index).amax(1).tolist()  # after the last attended token
     token_inputs = per_token(batch)
     for k, v in batch.items():
         if n > 1 and len(v) != n:
@@ -122,18 +116,16 @@ def unpad_batch(
                 f"{k} has {len(v)} entries for {n} texts, so it is not known"
                 " which belong to which; give the texts one by one"
             )
-    # a single text may have several images
-    rows = [slice(i, i + 1) if n > 1 else slice(None) for i in range(n)]
-    return [
-        {k: v[row, :end] if k in token_inputs else v[row] for k, v in batch.items()}
-        for row, end in zip(rows, ends)
-    ]
+    texts = []
+    for i, end in enumerate(ends):
+        row = slice(i, i + 1) if n > 1 else slice(None)  # one may have several images
+        text = {k: v[row] for k, v in batch.items()}
+        texts.append(text | {k: text[k][:, :end] for k in token_inputs})
+    return texts
 
 
-def one_text(
-    enc: dict,  # one encoded text, which may be padded
-) -> dict:  # without padding
-    "Remove the padding of one text; raise ValueError for several."
+def one_text(enc: dict) -> dict:
+    "Remove the padding of one encoded text; raise ValueError for several."
     texts = unpad_batch(enc)
     if len(texts) != 1:
         raise ValueError(

@@ -35,9 +35,7 @@ def _requirements(extra):
             yield requirement.strip()
 
 
-def install_command(
-    extra: str,  # one of this package's extras, such as 'plot'
-) -> str:
+def install_command(extra: str) -> str:
     "Return the command that installs what an extra needs; it works without a clone."
     try:
         return f"pip install {' '.join(map(repr, _requirements(extra)))}"

@@ -195,7 +195,7 @@ class _FusedCalls(AttentionMode):
         context = call.context
         if out is None:
             return fused_attention(call, composite)
-        context.softmaxes.record_call(context.layer, context.module)
+        context.softmaxes.record_call(context.running)
         return out, 'maps in the backward pass'
 
     def softmax_call(self, *args, **kwargs):

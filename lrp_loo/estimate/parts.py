@@ -52,7 +52,7 @@ class PartsOfText:
         needs_gradients: bool = False,  # False: no backward pass
     ) -> None:
         self.model, self.enc = model, enc
-        self.places, self.parts = parts.places, parts
+        self.locations, self.parts = parts.locations, parts
         self.calls = {}  # layer → args, kwargs, output
         # (layer, kind) → the tensor that is set to zero, or the layer's output ('state')
         self.tensors = {}
@@ -77,10 +77,10 @@ class PartsOfText:
 
     def _hooks(self):
         "Yield the hooks of each layer for `forward_hooks`."
-        places = self.places
-        for i, layer in enumerate(places.layers):
-            modules = dict(state=layer, attention=places.projections[i])
-            modules['feed_forward'] = places.feed_forwards[i]
+        locations = self.locations
+        for i, layer in enumerate(locations.layers):
+            modules = dict(state=layer, attention=locations.projections[i])
+            modules['feed_forward'] = locations.feed_forwards[i]
             for kind, module in modules.items():
                 yield module, None, partial(self._record, i, kind)
 
@@ -96,10 +96,10 @@ class PartsOfText:
         "Return each group's activations times their gradient, per position."
         terms = [0] * len(self.parts)
         for i, group in enumerate(self.parts.groups):
-            switches = chain(*map(self.places.switches, group))
+            switches = chain(*map(self.locations.switches, group))
             for layer, kind, head in dict.fromkeys(switches):
                 product = self.tensors[layer, kind] * self.gradients[layer, kind]
-                n = self.places.n_heads if kind == 'head' else 1
+                n = self.locations.n_heads if kind == 'head' else 1
                 by_head = product.reshape(-1, n, product.shape[-1] // n)
                 terms[i] = terms[i] + by_head[:, head].sum(-1)
         return torch.stack(terms)
@@ -108,14 +108,14 @@ class PartsOfText:
     def through_layer(self) -> torch.Tensor:  # (n_groups,)
         "Return the exact change of each group's layer output times its gradient."
         scores = torch.zeros(len(self.parts))
-        for layer in range(len(self.places.layers)):
+        for layer in range(len(self.locations.layers)):
             names = [_names_in_layer(group, layer) for group in self.parts.groups]
             rows = [row for row, group in enumerate(names) if group]
             args, kwargs, _ = self.calls[layer]
             for batch in self._batches(rows):
                 inputs = _expand_rows((args, kwargs), len(batch))
-                with without_parts(self.places, [names[row] for row in batch]):
-                    out = self.places.layers[layer](*inputs[0], **inputs[1])
+                with without_parts(self.locations, [names[row] for row in batch]):
+                    out = self.locations.layers[layer](*inputs[0], **inputs[1])
                 change = self.tensors[layer, 'state'] - _first_output(out)
                 products = change * self.gradients[layer, 'state']
                 scores[batch] += products.flatten(1).sum(1).cpu().to(scores)
@@ -137,7 +137,7 @@ class PartsOfText:
         before a group's first are not computed again.
         """
         first = list(map(min, self.parts.layers))
-        n = len(self.places.layers)
+        n = len(self.locations.layers)
         # the last layer, rerun on its recorded input, must give f(x)
         change = self._without([[]], n - 1).abs()
         can_skip = bool(change <= 1e-5 * max(1.0, float(self.value.abs())))
@@ -156,7 +156,7 @@ class PartsOfText:
     def _without(self, groups, skipped, removal='zero'):
         "Return (n,) f(x) − f(x without each), with recorded outputs of first layers."
         k = len(groups)
-        removed = without_parts(self.places, groups, removal)
+        removed = without_parts(self.locations, groups, removal)
         with self._recorded_layers(skipped, k), removed:
             out = forward(self.model, repeated(self.enc, k))
         return self.value - self.readout(out, torch.zeros(k, dtype=torch.long))
@@ -164,7 +164,7 @@ class PartsOfText:
     @contextlib.contextmanager
     def _recorded_layers(self, skipped, k):
         "Let the first layers return their recorded outputs."
-        modules = self.places.layers[:skipped]
+        modules = self.locations.layers[:skipped]
         methods = [m.__dict__.get('forward') for m in modules]
 
         def undo():
@@ -196,7 +196,7 @@ def _scores(text, terms, **info):
 
 def _loo(model, enc, target, parts, removal='zero'):
     one_of('removal of heads', removal, ('zero', 'mean', 'resample'))
-    switches = map(parts.places.switches, chain(*parts.groups))
+    switches = map(parts.locations.switches, chain(*parts.groups))
     if removal != 'zero' and any(kind != 'head' for _, kind, _ in chain(*switches)):
         raise ValueError(f"removal={removal!r} is of heads; take units='head'")
     text = PartsOfText(model, enc, target, parts)
@@ -215,14 +215,14 @@ def _gradient(model, enc, target, parts):
 def _removal(model, enc, target, parts):
     text = PartsOfText(model, enc, target, parts, True)
     n_layers = sum(map(len, parts.layers))
-    cost = round(GRADIENT_PASS + n_layers / len(text.places.layers), 2)
+    cost = round(GRADIENT_PASS + n_layers / len(text.locations.layers), 2)
     return _scores(text, text.through_layer(), forward_equivalents=cost)
 
 
 def _estimate(model, enc, target, parts, passes):
     "Return scores to first order, of which some fit into the passes exactly."
     text = PartsOfText(model, enc, target, parts, True)
-    terms, n = text.first_order(), len(parts.places.layers)
+    terms, n = text.first_order(), len(parts.locations.layers)
     scores, spread = terms.sum(-1).cpu(), terms.norm(dim=-1).cpu()
     cost = torch.tensor([(n - min(layers)) / n for layers in parts.layers])
     remaining = passes - GRADIENT_PASS - 1 / n
@@ -241,7 +241,7 @@ def _auto(model, enc, target, parts, passes=PASSES):
     if passes is None:
         return _loo(model, enc, target, parts)
     whole_number('passes', passes)
-    n = len(parts.places.layers)
+    n = len(parts.locations.layers)
     # the text, one layer as a check, each variant from its first layer on
     exact_passes = 1 + (1 + sum(n - min(layers) for layers in parts.layers)) / n
     if exact_passes <= passes:

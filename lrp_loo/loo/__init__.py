@@ -22,12 +22,8 @@ from .engines import SubsetOptions, SubsetValues, WholeText
 from .engines import random_choice, read_variants
 from .removals import Removal, as_removal
 from ..models.call import check_model
-from lrp_loo.models.encoding import (
-    TOKEN_BUDGET,
-    attended_tokens,
-    check_ids,
-    is_encoding,
-)
+from ..models.encoding import TOKEN_BUDGET, attended_tokens, check_ids
+from ..models.encoding import is_encoding
 from ..models.objects import unwrap
 from ..models.structure import cached_in_call, device_of, layers_of
 from ..models.structure import walk_once
@@ -85,9 +81,7 @@ def uses_bfloat16(
 
 
 def bfloat16_passes(
-    model: torch.nn.Module,
-    precision: str,  # see `uses_bfloat16`
-    n_units: int,  # of the text
+    model: torch.nn.Module, precision: str, n_units: int
 ) -> float:  # math.inf if its variants are in float32
     "Return the passes in float32 that take as long as a text's LOO in bfloat16."
     is_short = precision == 'auto' and n_units < LEAST_UNITS
@@ -107,6 +101,17 @@ def _error_info(errors, scores, n_others):
     )
 
 
+def _checked_units(whole, values, content):
+    "Return the content's units with the largest scores, and one of the rest at random."
+    sizes = (whole.value - values).view(len(values), -1).abs().amax(1).cpu()
+    order = sizes.masked_fill(~content, -1).argsort(descending=True)
+    order = order[: int(content.sum())].tolist()
+    units, others = order[:N_LARGEST], order[N_LARGEST:]
+    if others:
+        units.append(others[random_choice(whole.enc, len(others))])
+    return units
+
+
 def _read_in_bfloat16(whole, keep, content, options):
     """Return f of a text and of some variants in float32, of the others in bfloat16. A
     variant lacks a unit; those after the last unit's are in float32.
@@ -115,30 +120,22 @@ def _read_in_bfloat16(whole, keep, content, options):
     if not content.any():
         content = torch.ones_like(content)
     whole.value  # before its variants, which the passes in bfloat16 are counted of
-    in_bfloat16 = replace(options, dtype=torch.bfloat16)
-    (half,) = read_variants([whole], [keep], in_bfloat16)
+    (half,) = read_variants([whole], [keep], replace(options, dtype=torch.bfloat16))
     values = half.values.to(whole.value)
-    sizes = (whole.value - values).view(len(keep), -1).abs().amax(1).cpu()
-    order = sizes[:n_units].masked_fill(~content, -1).argsort(descending=True)
-    order = order[: int(content.sum())].tolist()
-    units, others = order[:N_LARGEST], order[N_LARGEST:]
-    if others:
-        units.append(others[random_choice(whole.enc, len(others))])
+    units = _checked_units(whole, values[:n_units], content)
+    n_others = int(content.sum()) - len(units)
     options = replace(options, progress=None)
     rows = [*units, *range(n_units, len(keep))]
     (exact,) = read_variants([whole], [keep[rows]], options)
     errors = values[units] - exact.values[: len(units)]
     values[rows] = exact.values
     columns = (whole.value - values[:n_units]).view(n_units, -1)[content].T
-    about = dict(precision='bfloat16', exact=sorted(units))
-    return half._replace(
-        values=values,
-        passes=1 + BFLOAT16_TIME * half.passes + exact.passes,
-        info=[
-            about | _error_info(of_number, scores, len(order) - len(units))
-            for of_number, scores in zip(errors.view(len(units), -1).T, columns)
-        ],
-    )
+    infos = []  # of each explained number
+    for of_number, scores in zip(errors.view(len(units), -1).T, columns):
+        info = dict(precision='bfloat16', exact=sorted(units))
+        infos.append(info | _error_info(of_number, scores, n_others))
+    passes = 1 + BFLOAT16_TIME * half.passes + exact.passes
+    return half._replace(values=values, passes=passes, info=infos)
 
 
 def _read_in_precision(wholes, keeps, options, precision, content):
@@ -148,17 +145,49 @@ def _read_in_precision(wholes, keeps, options, precision, content):
     model = wholes[0].model
     passes = [bfloat16_passes(model, precision, len(keep)) for keep in keeps]
     rest = [i for i, n in enumerate(passes) if n == math.inf]
-    of_rest = ([each[i] for i in rest] for each in (wholes, keeps))
-    results = dict(zip(rest, read_variants(*of_rest, options)))
+    texts = [wholes[i] for i in rest], [keeps[i] for i in rest]
+    results = dict(zip(rest, read_variants(*texts, options)))
     # an outer context keeps the weights that autocast has cast
     with torch.autocast(device_of(model).type, enabled=False):
         for i, whole in enumerate(wholes):
             if i not in results:
-                arguments = (whole, keeps[i], content[i], options)
-                results[i] = _read_in_bfloat16(*arguments)
+                results[i] = _read_in_bfloat16(whole, keeps[i], content[i], options)
     return [results[i] for i in range(len(wholes))]
 
 # %% ../../nbs/lib/loo.ipynb #b05ee0ac
+def _check_encoded(model, encs):
+    "Raise an error for a text that is not encoded, or has ids that are not the model's."
+    for enc in encs:
+        if not is_encoding(enc):
+            keys = f' with {list(enc)}' if isinstance(enc, dict) else ''
+            raise TypeError(
+                "a text must be as `encode` returns it, a dict with input_ids"
+                f" (or pixel_values), got {type(enc).__name__}{keys}"
+            )
+        if 'input_ids' in enc:
+            check_ids(model, enc['input_ids'])
+
+
+def _without_units(whole, units, joint):
+    "Return the tokens that variants keep: without each unit, and without all of `joint`."
+    units = torch.arange(whole.n_positions) if units is None else units
+    removed = torch.arange(int(units.max()) + 1)
+    keep = units[None] != removed[:, None]
+    return keep if joint is None else torch.cat([keep, ~joint[None]])
+
+
+def _with_scores(result, keep, has_joint):
+    "Return the result of a text with LOO of its units, and of their joint removal."
+    loo = result.value - result.values
+    attended = attended_tokens(result.whole.enc)
+    if attended is not None:  # what is hidden has LOO 0, rounding aside
+        changed = (~keep & attended.cpu()).any(1).to(loo)
+        loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
+    total = loo[-1].tolist() if has_joint else None
+    loo = loo[:-1] if has_joint else loo
+    return result._replace(scores=loo.float().cpu(), total_effect=total)
+
+
 @torch.no_grad()
 def many_loo(
     model: torch.nn.Module,
@@ -176,48 +205,22 @@ def many_loo(
     # over in bfloat16; None: all
     content: list[torch.Tensor] | None = None,
 ) -> list[SubsetValues]:
-    """Compute Leave-One-Out of many texts: the `scores` of each text, by unit, and the
-    `total_effect` of its joint removal.
-    """
+    "Compute LOO of texts: `scores` by unit, and the `total_effect` of a joint removal."
     check_model(model)
-    for enc in encs:
-        if not is_encoding(enc):
-            keys = f' with {list(enc)}' if isinstance(enc, dict) else ''
-            raise TypeError(
-                "a text must be as `encode` returns it, a dict with input_ids"
-                f" (or pixel_values), got {type(enc).__name__}{keys}"
-            )
-        if 'input_ids' in enc:
-            check_ids(model, enc['input_ids'])
+    _check_encoded(model, encs)
     wholes = [WholeText(model, enc, as_target(target)) for enc in encs]
-    keeps, contents = [], []  # (n_units, T) bool: what each variant keeps
-    joint = joint or [None] * len(encs)
-    for whole, unit, tokens in zip(wholes, units or [None] * len(encs), joint):
-        if unit is None:
-            unit = torch.arange(whole.n_positions)
-        removed = torch.arange(int(unit.max()) + 1)
-        keep = unit[None] != removed[:, None]
-        contents.append(torch.ones(len(keep), dtype=torch.bool))
-        keeps.append(keep if tokens is None else torch.cat([keep, ~tokens[None]]))
+    units, joint = units or [None] * len(encs), joint or [None] * len(encs)
+    keeps = list(map(_without_units, wholes, units, joint))
+    has_joint = [tokens is not None for tokens in joint]
+    if content is None:
+        n_units = [len(keep) - n_joint for keep, n_joint in zip(keeps, has_joint)]
+        content = [torch.ones(n, dtype=torch.bool) for n in n_units]
     options = dict(total=sum(map(len, keeps)), desc='exact LOO', unit='pass', delay=1)
     with progress_bar(progress=progress, **options) as bar:
-        how = as_removal(removal, encs[0]), fill, token_budget, bar.update
-        arguments = (wholes, keeps, SubsetOptions(*how), precision)
-        values = _read_in_precision(*arguments, content or contents)
-    results = []
-    for of_text, keep, enc, tokens in zip(values, keeps, encs, joint):
-        loo = of_text.value - of_text.values
-        attended = attended_tokens(enc)
-        if attended is not None:  # what is hidden has LOO 0, rounding aside
-            changed = (~keep & attended.cpu()).any(1).to(loo)
-            loo = loo * changed.view(-1, *[1] * (loo.ndim - 1))
-        total = None
-        if tokens is not None:
-            *_, total = loo.tolist()
-            loo = loo[:-1]
-        scores = loo.float().cpu()
-        results.append(of_text._replace(scores=scores, total_effect=total))
-    return results
+        removal = as_removal(removal, encs[0])
+        options = SubsetOptions(removal, fill, token_budget, bar.update)
+        results = _read_in_precision(wholes, keeps, options, precision, content)
+    return list(map(_with_scores, results, keeps, has_joint))
 
 
 @restores_state

@@ -106,11 +106,8 @@ class SubsetValues(NamedTuple):
     total_effect: float | None = None  # of a joint removal, by `many_loo`
     info: Sequence[dict] = ({},)  # per number: what is known of a lower precision
 
-    def as_scores(
-        self,
-        **info: Any,  # more for `Attribution.info`
-    ) -> Scores:  # of one text; for generated tokens a row each
-        "Return exact LOO as the scores of a method."
+    def as_scores(self, **info: Any) -> Scores:  # for generated tokens a row each
+        "Return exact LOO as the scores of a method; add to `Attribution.info`."
         info |= dict(exact=list(range(len(self.scores))), engine=self.engine)
         info |= dict(forward_equivalents=round(self.passes, 2))
         info |= dict(total_effect=self.total_effect)
@@ -120,11 +117,8 @@ class SubsetValues(NamedTuple):
         return Scores(scores, self.value.flatten(), self.readout, infos, batch=[])
 
 # %% ../../nbs/lib/loo_engines.ipynb #884adaca
-def random_choice(
-    enc: dict[str, torch.Tensor],  # one encoded text or image, the seed
-    n: int,
-) -> int:
-    "Return an index below n, drawn at random from the text."
+def random_choice(enc: dict[str, torch.Tensor], n: int) -> int:
+    "Return a random index below n; the seed is the text."
     seed = enc.get('input_ids', torch.zeros(1)).flatten().tolist()
     return int(np.random.default_rng([int(i) for i in seed]).integers(n))
 
@@ -175,11 +169,8 @@ class Variants:
         is_last = is_last and whole.readout.accepts_deletion()
         return self.options.removal.closes_up or is_last
 
-    def value_alone(
-        self,
-        row: torch.Tensor,  # (T,) bool
-    ) -> torch.Tensor:  # (1,)
-        "Return f of one variant by the model's own forward, without any shortcut."
+    def value_alone(self, row: torch.Tensor) -> torch.Tensor:  # (1,)
+        "Return f of one variant, (T,) bool, by the model's forward without shortcuts."
         with hooks_suspended(), torch.no_grad():
             return self._read(row[None], {})
 
@@ -216,21 +207,11 @@ class Variants:
 
     @torch.no_grad()
     def compute(self) -> torch.Tensor:  # (n,)
-        """Return f of the caller's variants by the model's forward; check them unless
-        only attention mixes tokens.
-        """
+        "Return f of the caller's variants by the model's forward, checked on a sample."
         whole, removal, n = self.whole, self.options.removal, self.keep.shape[1]
         model, enc = whole.model, whole.enc
-        if removal.closes_up and not whole.readout.accepts_deletion():
-            raise ValueError(
-                f"removal={removal.name!r} shifts the tokens after it, and the"
-                " target is at a fixed position; take 'attention_mask'"
-            )
-        if removal.closes_up and not self.keep.any(1).all():
-            raise ValueError(
-                f"removal={removal.name!r} cannot delete every token of a"
-                " text: no token would be left; take 'attention_mask'"
-            )
+        if removal.closes_up:
+            self._check_deletion()
         proofs = proofs_of(model)
         claim = ('variants in a batch', type(removal), *sorted(enc))
         is_known = claim in proofs.outcomes  # they differ from each variant alone
@@ -247,11 +228,18 @@ class Variants:
                 check_hidden(whole, whole.readout, self.keep)
         return values
 
-    def is_read_alone(
-        self,
-        values: torch.Tensor,  # (n,) f of the caller's variants
-    ) -> bool:
-        "Return True if one variant, drawn at random, has the same number by itself."
+    def _check_deletion(self):
+        "Raise ValueError if deleted tokens move the target, or if none is left."
+        has_tokens = bool(self.keep.any(1).all())
+        if not (has_tokens and self.whole.readout.accepts_deletion()):
+            raise ValueError(
+                f"removal={self.options.removal.name!r} shifts the tokens after it, and"
+                " the target is at a fixed position, or no token would be left; take"
+                " 'attention_mask'"
+            )
+
+    def is_read_alone(self, values: torch.Tensor) -> bool:
+        "Return True if a random variant of these values has the same one by itself."
         i = random_choice(self.whole.enc, len(values))
         keep, scale = self.keep[self.inverse[i]], spread(values)
         alone = self.value_alone(keep)
@@ -272,9 +260,9 @@ class Variants:
         whole, keep = self.whole, self.keep[self.inverse]
         target, ids = whole.readout.target, whole.enc['input_ids'][0]
         readout = GeneratedReadout(ids, len(ids) + 1 - target.n_rows, target.log_prob)
-        n_seen = keep.cumsum(1)
-        if 'tower_ids' in whole.enc:  # a decoder's rows see its own tokens
-            n_seen = (keep & (whole.enc['tower_ids'] == 1)).cumsum(1)
+        # a decoder's rows see its own tokens
+        is_of_decoder = whole.enc.get('tower_ids', torch.ones_like(ids)[None]) == 1
+        n_seen = (keep & is_of_decoder).cumsum(1)
         rows = torch.where(n_seen[:, readout.place(0)] == 0)[0]
         if not len(rows):
             return values
@@ -286,14 +274,16 @@ class Variants:
             n = readout.place(i) + 1
             sees_none = n_seen[rows, n - 1] == 0
             if sees_none.any():
-                target_i = Target(readout.chosen(i), log_prob=readout.log_prob)
-                prefix = select_tokens(whole.enc, slice(n))
-                before = WholeText(whole.model, prefix, target_i)
-                numbers[sees_none, i] = Variants(
-                    before, keep[rows[sees_none], :n]
-                ).compute()
+                kept = keep[rows[sees_none], :n]
+                numbers[sees_none, i] = self._read_prefix(readout, i, kept)
         numbers = numbers.sum(1) if target.total else numbers
         return values.index_copy(0, rows, numbers)
+
+    def _read_prefix(self, readout, i, keep):
+        "Return f of the i-th token for variants of the text up to the row before it."
+        enc = select_tokens(self.whole.enc, slice(keep.shape[1]))
+        token = Target(readout.chosen(i), log_prob=readout.log_prob)
+        return Variants(WholeText(self.whole.model, enc, token), keep).compute()
 
     def states_save_time(self) -> bool:
         "Return True if this text, read by itself, is faster by stored states."
@@ -323,10 +313,18 @@ def _padded(masks):
     return torch.cat([F.pad(m, (0, n_tokens - m.shape[1])) for m in masks])
 
 
+@dataclass(frozen=True, eq=False)
+class _StoredBatch:
+    "Texts that share a batch, with their f(x), and keys and values."
+
+    wholes: list[WholeText]
+    stored: StoredText
+    # f of one variant by the model's own forward; None: f(x) was known before
+    expected: torch.Tensor | None = None
+
+
 def _read_wholes(wholes, i, probe):
-    """Return texts with their f(x), the number of the i-th text's variant `probe`, and
-    keys and values of each, all from one call of the model's own forward.
-    """
+    "Read texts, and the variant `probe` of the i-th, by the model's own forward."
     model, target = wholes[0].model, wholes[0].target
     encs = [whole.enc for whole in wholes]
     encs = [dict(attention_mask=torch.ones_like(e['input_ids'])) | e for e in encs]
@@ -341,12 +339,24 @@ def _read_wholes(wholes, i, probe):
     logits = output_field(output)
     logits = logits.expand(-1, max(last[1]) + 1, -1) if head else logits
     outputs = [type(output)(logits=one) for one in logits.split(1)]
-    known, rows = [], zip(*(v.split(1) for v in inputs.values()))
+    read, rows = [], zip(*(v.split(1) for v in inputs.values()))
     for whole, out, row in zip(wholes, outputs, rows):
         readout = as_readout(target, out, dict(zip(inputs, row)))
-        known.append(replace(whole, target=readout))
-        known[-1].output = out
-    return known, known[i].readout(outputs[-1]), stored
+        read.append(replace(whole, target=readout))
+        read[-1].output = out
+    return _StoredBatch(read, stored, read[i].readout(outputs[-1]))
+
+
+def _stored_batch(texts, i, probe):
+    "Return the `_StoredBatch` of texts; read them if their f(x) is not known."
+    wholes = [text.whole for text in texts]
+    if 'value' not in vars(wholes[0]):
+        return _read_wholes(wholes, i, probe)
+    if wholes[0].stored is not None:
+        return _StoredBatch(wholes, wholes[0].stored)
+    model = wholes[0].model
+    inputs = pad_batch(model.config, [whole.enc for whole in wholes])
+    return _StoredBatch(wholes, StoredText(model, inputs, []))
 
 
 def _read_together(texts, n_rows):
@@ -354,27 +364,20 @@ def _read_together(texts, n_rows):
     without the rows that no variant changes; None if the model's own forward gives
     another for one variant, drawn at random, of a random text.
     """
-    wholes, keeps, start = (
-        [t.whole for t in texts],
-        [t.keep for t in texts],
-        sum(n_rows),
-    )
-    model, counts, options = wholes[0].model, list(map(len, keeps)), texts[0].options
-    i = random_choice(wholes[-1].enc, len(texts))
-    j, expected = random_choice(wholes[i].enc, counts[i]), None
-    if 'value' not in vars(wholes[0]):
-        wholes, expected, stored = _read_wholes(wholes, i, keeps[i][j])
-    elif (stored := wholes[0].stored) is None:
-        inputs = pad_batch(model.config, [whole.enc for whole in wholes])
-        stored = StoredText(model, inputs, [])
-    if is_causal(model) and not stored.is_complete:
+    start, options = sum(n_rows), texts[0].options
+    keeps = [text.keep for text in texts]
+    counts = list(map(len, keeps))
+    i = random_choice(texts[-1].whole.enc, len(texts))
+    j = random_choice(texts[i].whole.enc, counts[i])
+    batch = _stored_batch(texts, i, keeps[i][j])
+    if is_causal(batch.stored.model) and not batch.stored.is_complete:
         return None
-    readout = Readout.joined([whole.readout for whole in wholes])
+    readout = Readout.joined([whole.readout for whole in batch.wholes])
     text = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
     rows, hidden = _padded([text.rows for text in texts]), ~_padded(keeps)
     limits = (options.token_budget, options.progress, text)
-    values = stored.values(rows, hidden, readout, *limits).split(counts)
-    one, scale = values[i][j : j + 1], spread(values[i])
+    values = batch.stored.values(rows, hidden, readout, *limits).split(counts)
+    one, expected, scale = values[i][j : j + 1], batch.expected, spread(values[i])
     if expected is not None and differs(one, expected, scale, ROUNDING):
         return None
     # rows that entered the layers, shared by the rows that each text needs
@@ -382,7 +385,7 @@ def _read_together(texts, n_rows):
     share = (sum(n_rows) - start) / sum(needed)
     return [
         _result(whole, v[text.inverse], 'stored states', n * share)
-        for text, whole, v, n in zip(texts, wholes, values, needed)
+        for text, whole, v, n in zip(texts, batch.wholes, values, needed)
     ]
 
 
@@ -407,6 +410,16 @@ def _read_in_batches(texts, n_rows):
     return results if _are_right(results) else {}
 
 
+def _is_right(text, result):
+    "Return True if the model's own forward gives f(x), and f of a random variant."
+    whole = replace(text.whole, target=result.readout)
+    whole.output = plain_forward(whole.model, whole.enc)
+    if differs(result.value, whole.value, whole.scale):
+        return False
+    variants = Variants(whole, text.keep[text.inverse], text.options)
+    return variants.is_read_alone(result.values)
+
+
 def _are_right(results):
     """Compare f(x) and a random variant of the shortest text, the longest and a random
     one with the model's own forward, unless that was shown for as long a text before.
@@ -423,11 +436,7 @@ def _are_right(results):
         return True
     drawn = texts[random_choice(longest.enc, len(texts))]
     for text in dict.fromkeys([texts[-1], texts[0], drawn]):
-        result, whole = results[text], replace(text.whole, target=results[text].readout)
-        whole.output = plain_forward(model, whole.enc)
-        variants = Variants(whole, text.keep[text.inverse], text.options)
-        is_same = not differs(result.value, whole.value, whole.scale)
-        if not (is_same and variants.is_read_alone(result.values)):
+        if not _is_right(text, results[text]):
             states_differ(model)
             return False
     proofs.add_length(claim, n)

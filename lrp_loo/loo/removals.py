@@ -9,7 +9,6 @@ __all__ = ['Fill', 'AsInputs', 'REMOVALS', 'key_weights', 'n_patches', 'EncodedT
 
 # %% ../../nbs/lib/loo_removals.ipynb #51a74a18
 import contextlib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +24,7 @@ from ..core.tensors import per_token, repeated
 from ..inputs.scores import ROUNDING, as_readout, differs, reads_logits
 from ..inputs.targets import OneTarget
 from ..models.attention import NO_POSITIONS, POSITIONS, AttentionCall
-from ..models.attention import AttentionMode, float_mask, operation_name
+from ..models.attention import AttentionMode, float_mask
 from ..models.call import batch_noise, content_ids, forward, watch_embeddings
 from ..models.encoding import attended_tokens
 from ..models.multipart import MultiPartModel
@@ -34,14 +33,11 @@ from ..models.structure import layers_of, pretrained_parts, proofs_of
 
 # %% ../../nbs/lib/loo_removals.ipynb #00000005
 class key_weights(AttentionMode):
-    """Weigh the keys of every attention call: A_ij ∝ m_j exp(Z_ij). With m_j = 1
-    nothing changes; with m_j = 0 no row sees token j.
+    """Weigh the keys of every attention call by m, (batch, T) in [0, 1]: A_ij ∝ m_j
+    exp(Z_ij). With m_j = 1 nothing changes; with m_j = 0 no row sees token j.
     """
 
-    def __init__(
-        self,
-        weights: torch.Tensor,  # (batch, T) in [0, 1]
-    ) -> None:
+    def __init__(self, weights: torch.Tensor) -> None:
         super().__init__()
         self.weights = m = weights
         if m.ndim != 2 or not ((m >= 0) & (m <= 1)).all():
@@ -61,19 +57,18 @@ class key_weights(AttentionMode):
     ) -> torch.Tensor:
         return softmax(logits + self._log_weights(logits, logits.shape[-1]))
 
+    def multi_head_call(self, func: Callable[..., Any], arguments: dict) -> Any:
+        query, padding = arguments['query'], arguments.get('key_padding_mask')
+        m = self._log_weights(query.transpose(0, 1), arguments['key'].shape[0])[:, 0]
+        if padding is not None:
+            m = m + float_mask(padding, query)
+        mask = float_mask(arguments.get('attn_mask'), query)
+        return func(**arguments | dict(key_padding_mask=m, attn_mask=mask))
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if POSITIONS.get() is NO_POSITIONS:
             return func(*args, **(kwargs or {}))
-        if operation_name(func) != 'multi_head_attention_forward':
-            return super().__torch_function__(func, types, args, kwargs)
-        # torch's own layer, whose tensors are (T, batch, d)
-        call = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
-        query, padding = call['query'], call.get('key_padding_mask')
-        m = self._log_weights(query.transpose(0, 1), call['key'].shape[0])[:, 0]
-        if padding is not None:
-            m = m + float_mask(padding, query)
-        mask = float_mask(call.get('attn_mask'), query)
-        return func(**call | dict(key_padding_mask=m, attn_mask=mask))
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _log_weights(self, like, n_keys):
         "Return log m, an additive mask (batch, …, n_keys); class tokens in front keep 1."
@@ -179,11 +174,8 @@ class Removal:
             )
         return super().__new__(REMOVALS[name])
 
-    def __init__(
-        self,
-        name: str | None = None,  # one of REMOVALS; subclasses set it
-    ) -> None:
-        pass
+    def __init__(self, name: str | None = None) -> None:
+        pass  # `__new__` reads the name
 
     def __repr__(self):
         return f"Removal({self.name!r})"
@@ -208,12 +200,8 @@ class Removal:
                 " fill=fill_id(tokenizer, removal)"
             )
 
-    def apply_padding(
-        self,
-        keep: torch.Tensor,  # (n, T) bool
-        attended: torch.Tensor,  # (T,) bool: False for padding
-    ) -> torch.Tensor:  # (n, T) bool
-        "Adapt `keep` to padding, which is hidden by the mask, and else never removed."
+    def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        "Return `keep` where padding is hidden by the mask, or else never removed."
         return keep & attended if self.by_mask else keep | ~attended
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
@@ -246,9 +234,7 @@ class Removal:
 _ADVICE = "removal='delete' (or 'mask_token', 'zero_embedding', 'mean_embedding')"
 
 
-def accepts_attention_mask(
-    model: torch.nn.Module,  # any model
-) -> bool:
+def accepts_attention_mask(model: torch.nn.Module) -> bool:
     "Return True if the model's forward takes an attention mask."
     names = input_names(model)
     # the names that **kwargs accepts are unknown if no transformers model is inside
@@ -287,20 +273,17 @@ class Delete(Removal):
     needs_tokens = True
     closes_up = True
 
-    def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        raise ValueError(
-            "removal='delete' shifts tokens, and the attention mask hides some tokens"
-            " of this text; give the text without padding, or take 'attention_mask'"
-        )
-
     def check(self, text: EncodedText, fill: Fill) -> None:
         super().check(text, fill)
         fixed = text.enc.keys() - per_token(text.enc)
         fixed |= text.enc.keys() & {'position_ids'}
-        if text.has_tokens and fixed:
+        if attended_tokens(text.enc) is not None:
+            fixed.add('tokens that the attention mask hides')
+        if fixed:
             raise ValueError(
                 "removal='delete' shifts tokens, and the encoding holds"
-                f" {', '.join(sorted(fixed))}, of places in the text; take 'attention_mask'"
+                f" {', '.join(sorted(fixed))}; give the text without, or take"
+                " 'attention_mask'"
             )
 
     def inputs(
@@ -312,11 +295,9 @@ class Delete(Removal):
 
 
 def with_tokens(
-    text: EncodedText,
-    ids: int | torch.Tensor,  # an id, or one for each position (T,)
-    keep: torch.Tensor,  # (n, T) bool
+    text: EncodedText, ids: int | torch.Tensor, keep: torch.Tensor
 ) -> ModelInputs:
-    "Return inputs with other tokens in place of removed ones."
+    "Return inputs with other tokens, one id or (T,), in place of removed ones."
     input_ids = torch.where(keep, text.enc['input_ids'], ids)
     return ModelInputs(text.rows(len(keep)) | dict(input_ids=input_ids))
 
@@ -414,10 +395,7 @@ class ZeroEmbedding(Removal):
 
         return [filled]
 
-    def embedding(
-        self,
-        model: torch.nn.Module,  # any model
-    ) -> torch.Tensor:  # (d,), or a scalar
+    def embedding(self, model: torch.nn.Module) -> torch.Tensor:  # (d,), or a scalar
         "Return what stands in place of a removed token's embedding."
         return torch.zeros(())
 
@@ -458,10 +436,7 @@ def as_removal(
     return removal if isinstance(removal, Removal) else Removal(removal)
 
 
-def fill_id(
-    tokenizer: Tokenizer,  # the model's tokenizer
-    removal: str | Removal,  # see `as_removal`
-) -> Fill:
+def fill_id(tokenizer: Tokenizer, removal: str | Removal) -> Fill:
     "Return the token that replaces a removed one, or the tokens of the pool."
     return as_removal(removal).fill(tokenizer)
 
@@ -533,6 +508,43 @@ class _HiddenTokens:
             shares.append(float(change.abs().max() / visible.abs().max()))
         return bool(shares) and bool(torch.tensor(shares).nanmedian() > 0.5)
 
+    def any_are_read(self, rows):
+        "Return True if some of the variants' hidden tokens change the number."
+        with hooks_suspended():
+            if batch_noise(self.text.model):
+                drawn = rows[:: max(1, len(rows) // 8)]
+                return self.are_read_beyond_noise([row[None] for row in drawn])
+            # as keys all rows: a convolution may reach no further than its neighbours;
+            # by the mask the first token, which all that follow could see
+            rows = rows if self.as_keys else rows[:1]
+            return any(self.are_read(row[None]) for row in rows)
+
+
+def _kept_as_read(text, target, keep):
+    "Return the variants that keep the rows that are read, and lack a token."
+    n = text.n_positions
+    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
+    read = [0, *range(max(0, n - n_last), n)]
+    if (position := getattr(target, 'position', None)) is not None:
+        read.append(target.place(0) if torch.is_tensor(position) else position)
+    return keep[~keep.all(1) & keep[:, read].all(1)]
+
+
+def _mixing_error(model, as_keys):
+    "Return the error for a model in which hidden tokens are read."
+    name = type(model).__name__
+    if as_keys:
+        return ValueError(
+            f"{name} mixes tokens outside of softmax attention: a token that no"
+            " attention sees still changes the number, and `removal` knows what"
+            " attention does alone; take method='loo'"
+        )
+    return ValueError(
+        f"{name} ignores the attention mask or mixes tokens before it: a token that the"
+        " mask hides still changes the number, so by the mask nothing is removed; take"
+        f" method='loo', {_ADVICE}"
+    )
+
 
 @torch.no_grad()
 def check_hidden(
@@ -555,34 +567,8 @@ def check_hidden(
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
-    # the own rows of these tokens may be read
-    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
-    read = [0, *range(max(0, n - n_last), n)]
-    if (position := getattr(target, 'position', None)) is not None:
-        read.append(target.place(0) if torch.is_tensor(position) else position)
-    rows = keep[~keep.all(1) & keep[:, read].all(1)]
-    drawn = rows[:: max(1, len(rows) // 8)]
-    if not as_keys:  # the first token: all that follow could see it
-        rows = rows[:1]
-    # as keys all rows: a convolution may reach no further than its neighbours
-    hidden = _HiddenTokens(text, target, as_keys)
-    with hooks_suspended():
-        if batch_noise(model):
-            is_read = hidden.are_read_beyond_noise([row[None] for row in drawn])
-        else:
-            is_read = any(hidden.are_read(row[None]) for row in rows)
-    name = type(model).__name__
-    if is_read and as_keys:
-        raise ValueError(
-            f"{name} mixes tokens outside of softmax attention: a token that no"
-            " attention sees still changes the number, and `removal` knows what"
-            " attention does alone; take method='loo'"
-        )
-    if is_read:
-        raise ValueError(
-            f"{name} ignores the attention mask or mixes tokens before it: a token that"
-            " the mask hides still changes the number, so by the mask nothing is"
-            f" removed; take method='loo', {_ADVICE}"
-        )
+    rows = _kept_as_read(text, target, keep)
+    if _HiddenTokens(text, target, as_keys).any_are_read(rows):
+        raise _mixing_error(model, as_keys)
     if len(rows) and is_logits:
         proofs.add_length(claim, n)

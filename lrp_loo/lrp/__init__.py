@@ -6,25 +6,23 @@
 __all__ = ['lrp_rules']
 
 # %% ../../nbs/lib/lrp.ipynb #00000003
+import contextlib
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-)
+from torch.overrides import TorchFunctionMode, _pop_mode
+from torch.overrides import _get_current_function_mode_stack
 
 from ..core.hooks import Hooks, forget_undo, register_undo
 from .attention import Softmaxes, softmaxes_of
 from .composite import ACTIVATIONS, Composite, Operation, dependent_tensors
 from .composite import gradient, mark, mark_outputs, marks_of, positional
 from .composite import mark_dependent, tensors_in
-from .report import LEAVING, Report, lost_place
+from .report import LEAVING, Report, lost_at
 from .report import lost_gradient, mark_lost, operands_read, refuse_lost
 from .report import refuse_checkpoint, refuse_written, tensor_versions
 from .report import watch_backward
@@ -55,6 +53,35 @@ _IN_PLACE = frozenset(
 )
 
 
+def _check_arguments(model, composite):
+    "Raise an error unless the rule set can be applied to the model."
+    if not (isinstance(model, nn.Module) and isinstance(composite, Composite)):
+        kinds = f'{type(model).__name__} and {type(composite).__name__}'
+        raise TypeError(
+            f"lrp_rules takes a torch module and a Composite, got {kinds}; such as"
+            " lrp_rules(model, attn_lrp())"
+        )
+    refuse_compiled(model)
+    if composite.bypass_softmax == 'all':
+        return
+    n = layers_of(model).n
+    if unknown := sorted(composite.bypass_softmax - set(range(n))):
+        shown = (
+            f'has layers 0 to {n - 1}' if n else 'shows no list of transformer layers'
+        )
+        raise ValueError(
+            f"bypass_softmax names layers {unknown[:5]}, and {type(model).__name__}"
+            f" {shown}; take () or 'all', or layers that it has"
+        )
+
+
+class _Running(NamedTuple):
+    "A module whose forward is running."
+
+    operation: Operation  # its class, path and layer
+    n_opaque: int  # number of enclosing modules that are one operation each
+
+
 def _is_norm(module):
     "Return True for a normalization layer without submodules."
     is_norm = type(module).__name__.endswith('Norm')
@@ -75,42 +102,18 @@ class lrp_rules(TorchFunctionMode):
         strict: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            kind = type(model).__name__
-            raise TypeError(f"the model must be a torch module, got {kind}")
-        if not isinstance(composite, Composite):
-            raise TypeError(
-                "the rule set must be a Composite such as attn_lrp(), got"
-                f" {type(composite).__name__}"
-            )
-        refuse_compiled(model)
+        _check_arguments(model, composite)
         self.model, self.composite, self.strict = model, composite, strict
         self._has_rules = replace(composite, name='gradient') != gradient()
         self.table = RULES | composite.rules
         layers = layers_of(model)
-        is_all = composite.bypass_softmax == 'all'
-        bypassed = [] if is_all else sorted(composite.bypass_softmax)
-        if bypassed and not layers.indices:
-            raise ValueError(
-                f"{type(model).__name__} shows no list of transformer layers, so"
-                " none can be chosen in bypass_softmax; take () or 'all'"
-            )
-        if out := [layer for layer in bypassed if not 0 <= layer < layers.n]:
-            raise ValueError(
-                f"bypass_softmax names layers {out[:5]}; this model has layers 0 to"
-                f" {layers.n - 1}"
-            )
         self.numbers, self.n_layers = layers.indices, layers.n
         # layers that share weights are counted as they are called
         self._shares_layers = self.n_layers > len(self.numbers)
         self._modules = all_modules(model)
-        activations = sys.modules.get('transformers.activations')  # if imported
-        names = [f'{name}Activation' for name in _FORMULAS.split()]
-        self._formulas = tuple(getattr(activations, name, ()) for name in names)
-        try:
+        self._sources = []
+        with contextlib.suppress(ValueError):  # none: an argument is explained
             self._sources = embedding_modules(model)
-        except ValueError:  # none: the explained input is an argument
-            self._sources = []
         # `AttentionRecord` of every attention call
         self.attention = [] if record else None
         self.seen = Report()
@@ -123,11 +126,14 @@ class lrp_rules(TorchFunctionMode):
         self._reset()
 
     def _reset(self):
-        # path and transformer layer of the current module; '' and None outside
-        self.module, self.layer = '', None
-        self._outer = []  # (path, layer, opaque modules) of the enclosing modules
-        self._opaque = 0  # number of enclosing modules that are one operation each
+        # the innermost module last; the first is outside of the model
+        self._running = [_Running(Operation('', '', None), 0)]
         self._calls = 0  # number of layer calls in this pass
+
+    @property
+    def running(self) -> Operation:
+        "Return the class, path and layer of the module whose forward is running."
+        return self._running[-1].operation
 
     def report(self) -> Table:  # layer, module, operation, rule, calls
         "Return every operation that carried relevance, and its rule ('none': unknown)."
@@ -147,19 +153,7 @@ class lrp_rules(TorchFunctionMode):
                 " nest, leave it first"
             )
         self._reset()
-        hooks, enclosing_layers = [], {}
-        for path, m in self._modules.items():
-            number = self.numbers.get(m)
-            # tells the layer where a layer's own forward is called, without its hooks
-            layer = enclosing_layers.get(path.rpartition('.')[0], number)
-            if not self._shares_layers:
-                enclosing_layers[path] = layer if number is None else number
-            # x·rsqrt(mean x²) is no product of two activations if norms have no rule
-            is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(m)
-            is_one_operation = is_plain_norm or isinstance(m, self._formulas)
-            place = path, number, layer, is_one_operation
-            hooks.append((m, partial(self._before_module, place), self._after_module))
-        self._hooks = Hooks(hooks, always_call=True)
+        self._hooks = Hooks(self._module_hooks(), always_call=True)
         register_undo(self._leave)
         try:
             self._hooks.register()
@@ -167,6 +161,25 @@ class lrp_rules(TorchFunctionMode):
         except BaseException:
             self._leave()
             raise
+
+    def _module_hooks(self):
+        activations = sys.modules.get('transformers.activations')  # if imported
+        names = [f'{name}Activation' for name in _FORMULAS.split()]
+        formulas = tuple(getattr(activations, name, ()) for name in names)
+        hooks, layers = [], {}
+        for path, m in self._modules.items():
+            index = self.numbers.get(m)
+            layer = layers.get(path.rpartition('.')[0], index)
+            if not self._shares_layers:
+                layers[path] = layer if index is None else index
+            # x·rsqrt(mean x²) is no product of two activations if norms have no rule
+            is_plain_norm = self.composite.layer_norm == 'gradient' and _is_norm(m)
+            is_one_operation = is_plain_norm or isinstance(m, formulas)
+            operation = Operation(type(m).__name__, path, layer)
+            arguments = (operation, index, is_one_operation)
+            before = partial(self._before_module, *arguments)
+            hooks.append((m, before, self._after_module))
+        return hooks
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         try:
@@ -192,38 +205,36 @@ class lrp_rules(TorchFunctionMode):
 
     # ---- modules
 
-    def _before_module(self, place, module, args, kwargs):
-        path, number, enclosing_layer, is_one_operation = place
-        if not self._outer:  # the model's inputs are explained
+    def _before_module(self, operation, index, is_one_operation, module, args, kwargs):
+        outer = self._running[-1]
+        if len(self._running) == 1:  # the model's inputs are explained
             mark_outputs((args, kwargs), depends=True)
             self._calls = 0
             self._has_graph = torch.is_grad_enabled()
-        if number is not None and self._shares_layers:
-            number = self._calls
+        if index is not None and self._shares_layers:
+            index = self._calls
             self._calls += 1
-        self._outer.append((self.module, self.layer, self._opaque))
         # a module that several layers share belongs to the layer that calls it
-        outer = enclosing_layer if self.layer is None else self.layer
-        self.module, self.layer = path, outer if number is None else number
+        layer = outer.operation.layer if index is None else index
+        if layer is not None:
+            operation = operation._replace(layer=layer)
         if self.composite.choices and not is_one_operation:
-            operation = Operation(type(module).__name__, path, self.layer)
             is_one_operation = self._choice_for(operation) is not None
-        self._opaque += is_one_operation
+        self._running.append(_Running(operation, outer.n_opaque + is_one_operation))
 
     def _after_module(self, module, args, kwargs, out):
-        operation = Operation(type(module).__name__, self.module, self.layer)
-        self.module, self.layer, opaque = self._outer.pop()
         if module in self._sources:
             mark_outputs(out, depends=True)
         try:
-            if not self._outer:  # no later operation checks the model's output
+            outer, (operation, n_opaque) = self._running[-2:]
+            if len(self._running) == 2:  # no later operation checks the model's output
                 self._report_untracked(operation, tensors_in(out))
                 if self.any_lost:
                     refuse_lost(operation.name, dependent_tensors(out) or out)
-            if self._opaque == 1 and not opaque:
+            if n_opaque == 1 and not outer.n_opaque:
                 return self._as_one_operation(operation, module, args, kwargs, out)
         finally:
-            self._opaque = opaque
+            self._running.pop()
 
     def _as_one_operation(self, operation, module, args, kwargs, out):
         "Return a module's output under its rule; None leaves the output as it is."
@@ -258,13 +269,13 @@ class lrp_rules(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = operation_name(func)
-        if self._opaque or name in _PASSIVE_ATTRIBUTES:
+        if self._running[-1].n_opaque or name in _PASSIVE_ATTRIBUTES:
             return func(*args, **kwargs)
         operands = operands_read(name, args, kwargs)
-        dependent = dependent_tensors(operands)
-        if name in LEAVING and self._outer and self._has_graph:
-            if place := lost_place(operands) or (dependent and (name, self.module)):
-                raise lost_gradient(*place)
+        dependent, module = dependent_tensors(operands), self.running.module
+        if name in LEAVING and len(self._running) > 1 and self._has_graph:
+            if origin := lost_at(operands) or (dependent and (name, module)):
+                raise lost_gradient(*origin)
         if dependent and torch.is_grad_enabled():
             if kwargs:
                 args, kwargs = positional(name, args, kwargs)
@@ -272,9 +283,9 @@ class lrp_rules(TorchFunctionMode):
             return self._apply_rule(call, operands, dependent)
         versions = tensor_versions(operands) if self._may_be_lost() else []
         out = func(*args, **kwargs)
-        refuse_written(name, versions, self.module)
+        refuse_written(name, versions, module)
         changed = args[0] if name == '__setitem__' else out
-        self._mark_without_relevance(name, operands, changed, self.module)
+        self._mark_without_relevance(name, operands, changed, module)
         return out
 
     def _may_be_lost(self):
@@ -290,23 +301,16 @@ class lrp_rules(TorchFunctionMode):
 
     def _apply_rule(self, call, operands, dependent):
         "Return the result, under its rule, of a call whose operands carry relevance."
-        name, args, operation = call.name, call.args, call.operation
+        name, operation = call.name, call.operation
         if self._has_rules and (hooks := _saved_tensor_hooks(True)):
-            refuse_checkpoint(hooks[0], self.module)
+            refuse_checkpoint(hooks[0], self.running.module)
         softmaxes = softmaxes_of(operands) if self.softmaxes.recorded else ()
         choice = self._choice_for(operation) if self.composite.choices else None
         if choice:
-            rule = choice.rule.__name__
-            out = choice.rule(call.func, *args, **call.kwargs)
-            plain = call.compute() if self.strict else None
-            if self.strict and not torch.allclose(out, plain, rtol=1e-4, atol=1e-6):
-                raise ValueError(
-                    f"the rule {rule} for {choice.operation} changes the operation's"
-                    f" numbers, by up to {(out - plain).abs().max():.2g}"
-                )
+            out, rule = self._apply_choice(call, choice)
         else:
             out, rule = self.table.get(name, unknown)(call, self.composite)
-        changed = args[0] if name == '__setitem__' else out
+        changed = call.args[0] if name == '__setitem__' else out
         outputs = tensors_in(changed)
         # an operand that is held constant carried relevance, too
         if outputs or rule.startswith('constant'):
@@ -314,8 +318,22 @@ class lrp_rules(TorchFunctionMode):
             if self.softmaxes.recorded and name != 'softmax':
                 self.softmaxes.propagate(name, changed, softmaxes)
         elif not choice:
-            self.any_lost |= mark_lost(name, operands, out, self.module)
+            self.any_lost |= mark_lost(name, operands, out, self.running.module)
         return out
+
+    def _apply_choice(self, call, choice):
+        "Return a call's result under a user's rule, and the rule's name."
+        rule, out = (
+            choice.rule.__name__,
+            choice.rule(call.func, *call.args, **call.kwargs),
+        )
+        plain = call.compute() if self.strict else None
+        if self.strict and not torch.allclose(out, plain, rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"the rule {rule} for {choice.operation} changes the operation's"
+                f" numbers, by up to {(out - plain).abs().max():.2g}"
+            )
+        return out, rule
 
     def _note(self, operation, operands, dependent, outputs, rule):
         "Count a call that carried relevance, and mark its result."

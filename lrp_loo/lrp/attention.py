@@ -108,9 +108,9 @@ class Softmaxes:
     attended: dict[int | None, dict[str, None]] = field(default_factory=dict)
     recorded: list[Softmax] = field(default_factory=list)  # all
 
-    def record_call(self, layer: int | None, module: str) -> None:
+    def record_call(self, operation: Operation) -> None:
         "Record that a module made an attention call in a layer."
-        self.attended.setdefault(layer, {})[module] = None
+        self.attended.setdefault(operation.layer, {})[operation.module] = None
 
     def note(
         self, operation: Operation, Z: torch.Tensor, out: torch.Tensor
@@ -143,7 +143,7 @@ class Softmaxes:
         self.report.count(operation, rule)
         softmax.use, softmax.rule = use, rule
         if use == 'attention':
-            self.record_call(operation.layer, operation.module)
+            self.record_call(operation)
             if softmax.record is not None:
                 self.attention.append(softmax.record)
 

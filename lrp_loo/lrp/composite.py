@@ -241,9 +241,7 @@ PARAMETERS = {
 
 
 def positional(
-    name: str,  # of a torch function
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     "Return a call's arguments with the keywords of `PARAMETERS` in their positions."
     names = PARAMETERS.get(name.rstrip('_'), ())[len(args) :]

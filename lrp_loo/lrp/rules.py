@@ -34,12 +34,8 @@ def scale_gradient(
     return _ScaleGradient.apply(x, s)
 
 
-def constant(
-    x: torch.Tensor,  # an activation: attention weights, a standard deviation
-) -> torch.Tensor:  # the same numbers, cut from the graph
-    """Hold `x` constant: no relevance passes through it (CP-LRP at the
-    attention weights, section 2.3).
-    """
+def constant(x: torch.Tensor) -> torch.Tensor:  # the same numbers
+    "Hold an activation constant: no relevance passes through it (section 2.3)."
     return x.detach()
 
 # %% ../../nbs/lib/lrp_rules.ipynb #7fb11b32
@@ -47,9 +43,7 @@ def epsilon_rule(
     y: torch.Tensor,  # output of a linear layer (or any product)
     eps: float = 1e-6,  # ε
 ) -> torch.Tensor:  # y, unchanged
-    """Apply the ε of equations 1, 3 and 4 as a gradient: scale everything
-    upstream by y / (y + ε sign y).
-    """
+    "Apply the ε of equations 1, 3 and 4: scale the gradient by y / (y + ε sign y)."
     if not eps:
         return y
     return scale_gradient(y, y.detach() / stabilize(y.detach(), eps))

@@ -16,11 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from .attention import record_weights, sdpa_rule, softmaxes_of
-from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE, FACTOR_POSITIONS
-from .composite import LINEAR, NORMALIZERS, Composite, Operation
-from .composite import carries_relevance
-from .composite import dependent_tensors, mark_outputs, marks_of
-from .composite import tensors_in
+from .composite import ACTIVATIONS, DIVISIONS, ELEMENTWISE
+from .composite import FACTOR_POSITIONS, LINEAR, NORMALIZERS, Composite
+from .composite import Operation, carries_relevance, dependent_tensors
+from .composite import mark_outputs, marks_of, tensors_in
 from .rules import constant, epsilon_rule, identity_rule, layer_norm_rule
 from .rules import scale_gradient
 from ..models.attention import AttentionCall, float_mask, operation_name
@@ -43,7 +42,7 @@ class Call:
     @property
     def operation(self) -> Operation:
         "The name, module and layer of the call."
-        return Operation(self.name, self.context.module, self.context.layer)
+        return self.context.running._replace(name=self.name)
 
     def compute(self) -> Any:
         "Compute the result without a rule."
@@ -137,28 +136,38 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
     return target, rule
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000014
+def _factors(name, args):
+    "Return the positions of a product's factors that carry relevance."
+    positions = FACTOR_POSITIONS[name] or range(1, len(args))
+    return [i for i in positions if i < len(args) and carries_relevance(args[i])]
+
+
+def _shared_product(call, args, positions):
+    "Return a product whose gradient is shared by the factors at these positions."
+    share = 1 / len(positions)
+    # a share for each factor is that share for their product, if nothing else takes part
+    if len(positions) == len(tensors_in(args, call.kwargs)):
+        return scale_gradient(call.func(*args, **call.kwargs), share)
+    for i in positions:
+        args[i] = scale_gradient(args[i], share)
+    return call.func(*args, **call.kwargs)
+
+
 def multiplication(call: Call, composite: Composite) -> RuleResult:
     "Give each factor that carries relevance its share of a product (equations 3, 4)."
-    name, args, kwargs = call.name, list(call.args), call.kwargs
+    name, args = call.name, list(call.args)
     if name == 'einsum' and len(args) == 2 and isinstance(args[1], (list, tuple)):
         args = [args[0], *args[1]]
-    candidates = FACTOR_POSITIONS[name] or range(1, len(args))
-    positions = [i for i in candidates if i < len(args) and carries_relevance(args[i])]
+    positions = _factors(name, args)
     if len(positions) > 1:
         if call.context.softmaxes.hold(name, args, positions):
-            return call.func(*args, **kwargs), 'constant gate'
-        positions = [i for i in positions if carries_relevance(args[i])]
+            return call.func(*args, **call.kwargs), 'constant gate'
+        positions = _factors(name, args)
     n = len(positions)
-    is_shared = n > 1 and composite.product == 'half'
-    # a share of the gradient to each factor is that share to their product, if
-    # nothing else takes part
-    is_alone = is_shared and n == len(tensors_in(args, kwargs))
-    if is_shared and not is_alone:
-        for i in positions:
-            args[i] = scale_gradient(args[i], 1 / n)
-    out = call.func(*args, **kwargs)
-    if is_alone:
-        out = scale_gradient(out, 1 / n)
+    if n > 1 and composite.product == 'half':
+        out = _shared_product(call, args, positions)
+    else:
+        out = call.func(*args, **call.kwargs)
     # an element-wise product is one contribution, which needs no ε; for n
     # factors, n·y/(n·y + ε sign y) = y/(y + ε/n sign y)
     if name not in ELEMENTWISE:
@@ -169,14 +178,12 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
 
 # %% ../../nbs/lib/lrp_table.ipynb #0000001c
 def fused_attention(
-    call: Call,
-    composite: Composite,
-    attention: AttentionCall | None = None,  # None: the call itself
+    call: Call, composite: Composite, attention: AttentionCall | None = None
 ) -> RuleResult:
-    "Apply the rules of attention to a `scaled_dot_product_attention` call."
+    "Apply the rules of attention to a fused call, or to the attention inside of one."
     attention = attention or AttentionCall(*call.args, **call.kwargs)
-    context, layer = call.context, call.context.layer
-    context.softmaxes.record_call(layer, context.module)
+    context, layer = call.context, call.operation.layer
+    context.softmaxes.record_call(call.operation)
     out = sdpa_rule(composite, layer, attention, context.attention)
     if composite.bypasses(layer):
         return out, 'constant weights'
@@ -193,12 +200,25 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
     is_rare = a['add_zero_attn'] or any(x is not None for x in rare)
     if is_rare or a['query'].ndim != 3:
         return unknown(call, composite)
+    heads = _projected_heads(call, a)
+    attention = AttentionCall(*heads, _joint_mask(a, heads[0]))
+    O, rule = fused_attention(call, composite, attention)
+    O = O.permute(2, 0, 1, 3).flatten(2)  # [token, batch, d]
+    out = _project(call, O, a['out_proj_weight'], a['out_proj_bias'])
+    # the caller may want the weights; no gradient passes through them
+    weights = call.compute()[1].detach() if a['need_weights'] else None
+    return (out, weights), rule
 
-    def project(x, weight, bias):
-        args = (x, weight, bias)
-        layer = replace(call, func=F.linear, name='linear', args=args, kwargs={})
-        return call.context.table['linear'](layer, composite)[0]
 
+def _project(call, *args):
+    "Return a linear map (of input, weight and bias) under its rule."
+    context = call.context
+    layer = replace(call, func=F.linear, name='linear', args=args, kwargs={})
+    return context.table['linear'](layer, context.composite)[0]
+
+
+def _projected_heads(call, a):
+    "Return Q, K and V, [batch, head, token, d of a head], of a call's arguments."
     weights, bias = [a[f'{n}_proj_weight'] for n in 'qkv'], a['in_proj_bias']
     if not a['use_separate_proj_weight']:
         weights = a['in_proj_weight'].chunk(3)
@@ -207,32 +227,31 @@ def multi_head_attention(call: Call, composite: Composite) -> RuleResult:
     mark_outputs(biases, depends=carries_relevance(bias))
     heads = []
     for n, weight, bias in zip(('query', 'key', 'value'), weights, biases):
-        x = project(a[n], weight, bias)  # [token, batch, d]
-        x = x.view(*x.shape[:2], a['num_heads'], -1)
-        x = x.permute(1, 2, 0, 3)  # [batch, head, token, d of a head]
+        x = _project(call, a[n], weight, bias)  # [token, batch, d]
+        x = x.view(*x.shape[:2], a['num_heads'], -1).permute(1, 2, 0, 3)
         mark_outputs(x, depends=carries_relevance(a[n]))  # not a learned query
         heads.append(x)
-    mask = float_mask(a['attn_mask'], heads[0])  # (n, n) or (batch·heads, n, n)
+    return heads
+
+
+def _joint_mask(a, query):
+    "Return the mask of attention and of padding as one additive mask, or None."
+    mask = float_mask(a['attn_mask'], query)  # (n, n) or (batch·heads, n, n)
     if mask is not None and mask.ndim == 3:
-        mask = mask.view(*heads[0].shape[:2], *mask.shape[-2:])
-    padding = float_mask(a['key_padding_mask'], heads[0])  # (batch, n)
+        mask = mask.view(*query.shape[:2], *mask.shape[-2:])
+    padding = float_mask(a['key_padding_mask'], query)  # (batch, n)
     if padding is not None:
         mask = padding[:, None, None] + (0.0 if mask is None else mask)
-    O, rule = fused_attention(call, composite, AttentionCall(*heads, mask))
-    O = O.permute(2, 0, 1, 3).flatten(2)  # [token, batch, d]
-    out = project(O, a['out_proj_weight'], a['out_proj_bias'])
-    # the caller may want the weights; no gradient passes through them
-    weights = call.compute()[1].detach() if a['need_weights'] else None
-    return (out, weights), rule
+    return mask
 
 
 def softmax(call: Call, composite: Composite) -> RuleResult:
     "Keep the gradient of a softmax (equation 5), or hold its result constant."
     out = call.compute()
-    context, layer = call.context, call.context.layer
+    context, layer = call.context, call.operation.layer
     if rule := context.softmaxes.note(call.operation, call.args[0], out):
         return out, rule
-    context.softmaxes.record_call(layer, context.module)
+    context.softmaxes.record_call(call.operation)
     bypass = composite.bypasses(layer)
     out = record_weights(context.attention, layer, call.args[0], out, bypass)
     if bypass:

@@ -121,9 +121,16 @@ class AttentionMode(TorchFunctionMode):
         "Return the attention weights of an eager call."
         return softmax(logits)
 
+    def multi_head_call(self, func: Callable[..., Any], arguments: dict) -> Any:
+        "Return what torch's own layer returns, whose tensors are (T, batch, d)."
+        return func(**arguments)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = operation_name(func)
+        if name == 'multi_head_attention_forward':
+            bound = inspect.signature(func).bind(*args, **kwargs)
+            return self.multi_head_call(func, bound.arguments)
         if name == 'scaled_dot_product_attention':
             return self.attend(AttentionCall(*args, **kwargs))
         if name == 'softmax':
@@ -200,11 +207,8 @@ class AttentionMaps(AttentionMode):
             self.maps.append(A)
         return A
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if operation_name(func) != 'multi_head_attention_forward':
-            return super().__torch_function__(func, types, args, kwargs)
+    def multi_head_call(self, func: Callable[..., Any], arguments: dict) -> Any:
         # its fused path is invisible to the mode, so it is called with need_weights
-        bound = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
         overrides = dict(need_weights=True, average_attn_weights=False)
-        self.maps.append(func(**bound | overrides)[1])
-        return func(**bound)
+        self.maps.append(func(**arguments | overrides)[1])
+        return func(**arguments)

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..core.tensors import unpad_batch
 from ..core.hooks import Hook, forward_hooks, hooks_suspended, restores_state
 from .attention import POSITIONS
 from .encoding import MAIN_INPUTS, MEDIA_INPUTS
@@ -138,10 +139,8 @@ def _depends_on_mode(module):
 
 
 @cached_in_call
-def check_model(
-    model: torch.nn.Module,  # the caller's object, of any type
-) -> None:
-    "Raise an error for a model that no method can explain."
+def check_model(model: Any) -> None:
+    "Raise an error for an object that no method can explain."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             "the model must be a transformers model (or another torch module, or a"
@@ -149,6 +148,25 @@ def check_model(
             " loads it: model, tokenizer, name = load_model('NAME'); a function of a list"
             " of str is explained by explain(function, None, texts, units='word')"
         )
+    _check_inputs(model)
+    # torch creates a wrapper in training mode, whatever its model's mode
+    for path, module in all_modules(model).items():
+        if module.training and _depends_on_mode(module):
+            raise ValueError(
+                f"{path or 'the model'} is in training mode, in which dropout makes"
+                " outputs random; call model.eval() first"
+            )
+    _check_decoder(model)
+    if any(p.is_meta or hasattr(p, 'full_tensor') for p in model.parameters()):
+        raise ValueError(
+            "some weights are not here: they are on the meta device (not loaded, or"
+            " offloaded by accelerate), or sharded by FSDP; load the whole model,"
+            " without device_map, on one device"
+        )
+
+
+def _check_inputs(model):
+    "Raise ValueError for a forward that takes no text and no image."
     kind = type(model).__name__
     if 'MultipleChoice' in kind:
         raise ValueError(
@@ -162,13 +180,10 @@ def check_model(
             " is called with input_ids, or with pixel_values; write a module"
             " around it whose forward takes one of them"
         )
-    # torch creates a wrapper in training mode, whatever its model's mode
-    for path, module in all_modules(model).items():
-        if module.training and _depends_on_mode(module):
-            raise ValueError(
-                f"{path or 'the model'} is in training mode, in which dropout makes"
-                " outputs random; call model.eval() first"
-            )
+
+
+def _check_decoder(model):
+    "Raise ValueError for an encoder-decoder without a wrapper."
     inside = unwrapped_model(model)
     has_decoder = getattr(getattr(inside, 'config', None), 'is_encoder_decoder', False)
     # UMT5's encoder has the configuration of the whole encoder-decoder
@@ -177,14 +192,8 @@ def check_model(
         alone = "take a model of texts, or of images without a decoder"
         advice = alone if inside is model else f"give the {type(inside).__name__} in it"
         raise ValueError(
-            f"{kind} contains an encoder-decoder, and does not show which part reads"
-            f" which input; {advice}"
-        )
-    if any(p.is_meta or hasattr(p, 'full_tensor') for p in model.parameters()):
-        raise ValueError(
-            "some weights are not here: they are on the meta device (not loaded, or"
-            " offloaded by accelerate), or sharded by FSDP; load the whole model,"
-            " without device_map, on one device"
+            f"{type(model).__name__} contains an encoder-decoder, and does not show"
+            f" which part reads which input; {advice}"
         )
 
 
@@ -252,9 +261,7 @@ def gradients_enabled(
     model: torch.nn.Module,
     encs: list[dict[str, torch.Tensor]],  # encoded texts or images
 ) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Enable gradients, even inside torch.no_grad or inference_mode. Yield the encoded
-    texts, with a clone of each tensor that was made in inference mode.
-    """
+    "Enable gradients in any mode; yield the texts, with clones of inference tensors."
     if any(p.is_inference() for p in model.parameters()):
         raise ValueError(
             f"the weights of {type(model).__name__} were made under"
@@ -266,7 +273,7 @@ def gradients_enabled(
         return x.clone() if torch.is_tensor(x) and x.is_inference() else x
 
     with torch.inference_mode(False), torch.enable_grad():
-        yield [{k: as_input(v) for k, v in enc.items()} for enc in encs]
+        yield [tree_map(as_input, dict(enc)) for enc in encs]
 
 
 @restores_state
@@ -288,33 +295,29 @@ def forward(model: torch.nn.Module, inputs: dict) -> Any:
 
 # %% ../../nbs/lib/models_call.ipynb #0000000f
 @torch.no_grad()
-def plain_forward(
-    model: torch.nn.Module,
-    inputs: dict,  # of one text or image
-) -> Any:
+def plain_forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Return the output of the model's own forward, without any hook of this package."
     with hooks_suspended():
         return forward(model, inputs)
 
 
+def _as_float32(x):
+    "Return a tensor of floats in float32, and anything else as it is."
+    return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
+
+
 @contextlib.contextmanager
-def computed_in(
-    model: torch.nn.Module,
-    dtype: torch.dtype | None,  # None: nothing changes
-) -> Iterator[None]:
+def computed_in(model: torch.nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Open a context in which torch.autocast computes a model's products in a lower
-    precision. The head of a language model computes in float32, and the output has it.
+    precision, if one is given. The head of a language model and the output are float32.
     """
     if dtype is None:
         yield
         return
     device = device_of(model).type
 
-    def as_float32(model, args, kwargs, out):
-        is_float = torch.is_floating_point
-        return tree_map(
-            lambda x: x.float() if torch.is_tensor(x) and is_float(x) else x, out
-        )
+    def output_as_float32(model, args, kwargs, out):
+        return tree_map(_as_float32, out)
 
     def in_float32(head, args, kwargs, out):
         with torch.autocast(device, enabled=False):
@@ -323,16 +326,15 @@ def computed_in(
     head = getattr(model, 'get_output_embeddings', lambda: None)()
     is_plain = type(head) is torch.nn.Linear and head not in modules_with_hooks(model)
     hooks = [(head, None, in_float32)] if is_plain else []
-    with forward_hooks([*hooks, (model, None, as_float32)]):
+    with forward_hooks([*hooks, (model, None, output_as_float32)]):
         with torch.autocast(device, dtype):
             yield
 
 
 @cached_in_call
 def modules_with_hooks(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return the modules of a model that have a forward of their own, or hooks that are
-    neither ours nor transformers', which collects outputs by hooks.
-    """
+    "Return the modules with an own forward, or hooks neither ours nor transformers'."
+    # which collects outputs by hooks
     collecting = sys.modules.get('transformers.utils.output_capturing')
     own_file = getattr(collecting, '__file__', '')
 
@@ -403,8 +405,7 @@ def batch_noise(
 
     with contextlib.suppress(Exception):
         both = probe_inputs(model, 2)
-        alone = [numbers({k: v[i : i + 1] for k, v in both.items()}) for i in range(2)]
-        for x, *rows in zip(numbers(both), *alone):
+        for x, *rows in zip(numbers(both), *map(numbers, unpad_batch(both))):
             differences = (x - torch.cat(rows)).abs() / x.abs().max()
             noise = max(noise, float(differences.max()))
     eps = torch.finfo(getattr(model, 'dtype', torch.float32)).eps
@@ -413,9 +414,7 @@ def batch_noise(
 
 @contextlib.contextmanager
 def counted_rows(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Collect the numbers of rows (tokens of all texts) that enter a model's first
-    layer, those of `plain_forward` left out.
-    """
+    "Collect the numbers of rows that enter the first layer, but for `plain_forward`'s."
     counts = []
 
     def count(module, args, kwargs):

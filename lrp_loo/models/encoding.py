@@ -232,31 +232,34 @@ def _as_tensor(v):
         return None
 
 
+def _has_content(name, tensor):
+    "Return True for an input with rows; other inputs of zeros are the same as none."
+    has_columns = tensor is not None and tensor.ndim > 1
+    return has_columns and (name in MAIN_INPUTS or bool(tensor.any()))
+
+
 def _model_inputs(model, enc, by_caller=False):
-    """Return the inputs that the model accepts, on its device. Drop other entries
-    that a tokenizer returned; raise an error for those of a caller.
-    """
+    "Return the inputs that the model takes; raise an error for a caller's other ones."
     names = input_names(model)
     accepted = {'input_ids', 'attention_mask', *names.named}
     inputs, device = {}, device_of(model)
-    for name, v in enc.items():
-        if v is None or name in _IGNORED_INPUTS or name.endswith('labels'):
+    for name, value in enc.items():
+        if value is None or name in _IGNORED_INPUTS or name.endswith('labels'):
             continue
-        option, v = v, _as_tensor(v)
-        has_content = v is not None and v.ndim > 1
-        # an input of zeros is the same as none
-        has_content = has_content and (name in MAIN_INPUTS or bool(v.any()))
-        is_unused = has_content and name not in accepted and not names.others
+        tensor, is_accepted = _as_tensor(value), name in accepted
+        has_content = _has_content(name, tensor)
         if by_caller:
-            _check_input(type(model).__name__, name, v, is_unused)
-        if name in accepted and option is not False and (v is None or not v.ndim):
+            is_unused = has_content and not is_accepted and not names.others
+            _check_input(type(model).__name__, name, tensor, is_unused)
+        has_rows = tensor is not None and tensor.ndim > 0
+        if is_accepted and not has_rows and value is not False:
             raise ValueError(
-                f"the encoding holds {name} = {option!r}, and inputs are tensors with a"
+                f"the encoding holds {name} = {value!r}, and inputs are tensors with a"
                 " row for each text; leave it out (an image of another size: let the"
                 " processor resize it)"
             )
-        if v is not None and name in accepted or has_content and names.others:
-            inputs[name] = v.to(device)
+        if tensor is not None and is_accepted or has_content and names.others:
+            inputs[name] = tensor.to(device)
     check_image(inputs)
     return inputs
 
@@ -293,9 +296,8 @@ def select_tokens(enc: dict[str, torch.Tensor], index: Any) -> dict[str, torch.T
     return {k: v[:, index] if k in names else v for k, v in enc.items()}
 
 
-def _check_encoding(model, tokenizer, encoding, max_length):
-    "Check the caller's encoding; return it as `encode` does, without padding."
-    enc = _model_inputs(model, encoding, by_caller=True)
+def _check_shapes(enc):
+    "Raise an error unless an encoding has one row, with an entry for each token."
     name = next(n for n in MAIN_INPUTS if n in enc)
     shape = tuple(enc[name].shape)
     if len(shape) != MAIN_INPUTS[name] or shape[0] != 1:
@@ -305,7 +307,7 @@ def _check_encoding(model, tokenizer, encoding, max_length):
             " texts as a list with an encoding for each"
         )
     if name != 'input_ids':
-        return enc
+        return
     ids = enc['input_ids']
     for name in _TOKEN_INPUTS & enc.keys():
         if enc[name].shape[:2] != ids.shape:
@@ -321,11 +323,20 @@ def _check_encoding(model, tokenizer, encoding, max_length):
         )
     if ids.is_floating_point():
         raise TypeError(f"input_ids must be whole numbers, got {ids.dtype}")
+
+
+def _check_encoding(model, tokenizer, encoding, max_length):
+    "Check the caller's encoding; return it as `encode` does, without padding."
+    enc = _model_inputs(model, encoding, by_caller=True)
+    _check_shapes(enc)
+    if 'input_ids' not in enc:
+        return enc
     if tokenizer is None:
         raise TypeError("the tokenizer must be the model's tokenizer, got NoneType")
     limit = _text_limit(model, tokenizer, max_length)
     advice = "cut it when you encode it (truncation=True)"
-    _check_tokens(model, tokenizer, limit, ids, 'the encoded text', advice)
+    name = 'the encoded text'
+    _check_tokens(model, tokenizer, limit, enc['input_ids'], name, advice)
     attended = attended_tokens(enc)
     if attended is None:
         return enc

@@ -161,16 +161,11 @@ class ImageInText(_WithImages):
                 " encoding holds no input_ids; give what its processor returned for both"
             )
         n = int(self.is_image(enc['input_ids']).sum())
-        has_pixels = 'pixel_values' in enc
-        if n and not has_pixels:
+        if bool(n) != ('pixel_values' in enc):
             raise ValueError(
-                f"{n} of the text's tokens stand for an image, and none was given;"
-                " give pixel_values too, as the model's processor returns them"
-            )
-        if has_pixels and not n:
-            raise ValueError(
-                "an image was given, and no token of the text stands for it; write its"
-                f" token (id {self.image_ids[0]}) there, as the model's chat template does"
+                f"{n} of the text's tokens (id {self.image_ids[0]}) stand for an image,"
+                f" and {'none' if n else 'one'} was given; give what the model's chat"
+                " template and its processor return"
             )
         return enc
 
@@ -232,8 +227,13 @@ class ImageAndText(_WithImages):
     ) -> dict[str, torch.Tensor]:
         n = n_first(tower_ids)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        text, patches = positions[:n], positions[n:]
-        vision = self.inside.vision_model
+        hooks = self._position_hooks(positions[:n], positions[n:])
+        with at_positions(NO_POSITIONS), forward_hooks(hooks):
+            out = self.inside(input_ids=input_ids[:, :n], **image)
+        return dict(logits=out.logits_per_image.diagonal()[:, None])
+
+    def _position_hooks(self, text, patches):
+        "Return hooks that tell attention the positions of the text and of the patches."
 
         def set_positions(rows, module, args, kwargs):
             POSITIONS.set(Positions(rows, rows))
@@ -247,6 +247,7 @@ class ImageAndText(_WithImages):
             x = kwargs.get('query', args[0] if args else None)
             POSITIONS.set(Positions(patches.new_full((x.shape[1],), -1), patches))
 
+        vision = self.inside.vision_model
         hooks = [
             (self.inside.text_model, partial(set_positions, text), None),
             (self.tables()[1], partial(set_positions, patches), None),
@@ -255,9 +256,7 @@ class ImageAndText(_WithImages):
         for m in vision.modules():
             if isinstance(m, torch.nn.MultiheadAttention):
                 hooks.append((m, enter_pooling, None))
-        with at_positions(NO_POSITIONS), forward_hooks(hooks):
-            out = self.inside(input_ids=input_ids[:, :n], **image)
-        return dict(logits=out.logits_per_image.diagonal()[:, None])
+        return hooks
 
     def embedded(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         "Return the text's and the image's embeddings, zero-padded to the same width."
@@ -269,37 +268,11 @@ class ImageAndText(_WithImages):
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
         "Return the inputs for a pair (image, text), or for the processor's encoding."
-        name = type(self).__name__
         if not is_encoding(text):
             text = self.processed(text)
-        for key in ('input_ids', 'pixel_values'):
-            if text.get(key) is None:
-                raise ValueError(
-                    f"{name} compares an image and a text, and the encoding holds no"
-                    f" {key}; give what its processor returned for both"
-                )
-        mask = text.get('attention_mask')
-        if mask is not None and not torch.as_tensor(mask).all():
-            raise ValueError(
-                f"{name} may read a text's last token even if it is padding, and the"
-                " attention mask hides some tokens; encode the text without padding"
-            )
+        self._check_pair(text)
         enc = encode(self.inside, tokenizer, text, **limits)
-        ids, pixels = enc['input_ids'], enc['pixel_values']
-        shapes = enc.get('spatial_shapes')
-        inputs = {'input_ids', 'attention_mask', 'pixel_values', 'spatial_shapes'}
-        if shapes is not None:  # SigLIP 2, whose patches may be padded
-            inputs.add('pixel_attention_mask')
-            pixels = pixels[:, : int(shapes[0].prod())]
-        others = enc.keys() - inputs
-        if others or len(pixels) != 1 or pixels.ndim != (4 if shapes is None else 3):
-            raise ValueError(
-                f"{name} is explained for one image of shape (1, channels, height,"
-                " width), or for its patches (1, n, d) with spatial_shapes; got"
-                f" {tuple(pixels.shape)}"
-                + (f" and {', '.join(sorted(others))}" if others else '')
-            )
-        pixels = pixels.to(self.dtype)
+        ids, pixels = enc['input_ids'], self._pixels(enc)
         with torch.no_grad():
             n = _patches(self.tables()[1], pixels).shape[1]
         special = special_ids(tokenizer)
@@ -307,7 +280,42 @@ class ImageAndText(_WithImages):
         patches = ids.new_full((1, n), filler)
         row = join_parts(dict(input_ids=ids), dict(input_ids=patches))
         row['pixel_values'] = pixels
-        return row if shapes is None else row | dict(spatial_shapes=shapes)
+        if 'spatial_shapes' in enc:
+            row['spatial_shapes'] = enc['spatial_shapes']
+        return row
+
+    def _check_pair(self, encoding):
+        "Raise ValueError unless an encoding holds an image and a text without padding."
+        name = type(self).__name__
+        for key in ('input_ids', 'pixel_values'):
+            if encoding.get(key) is None:
+                raise ValueError(
+                    f"{name} compares an image and a text, and the encoding holds no"
+                    f" {key}; give what its processor returned for both"
+                )
+        mask = encoding.get('attention_mask')
+        if mask is not None and not torch.as_tensor(mask).all():
+            raise ValueError(
+                f"{name} may read a text's last token even if it is padding, and the"
+                " attention mask hides some tokens; encode the text without padding"
+            )
+
+    def _pixels(self, enc):
+        "Return the image, or its patches without padding; raise ValueError for several."
+        pixels, shapes = enc['pixel_values'], enc.get('spatial_shapes')
+        inputs = {'input_ids', 'attention_mask', 'pixel_values', 'spatial_shapes'}
+        if shapes is not None:  # SigLIP 2, whose patches may be padded
+            inputs.add('pixel_attention_mask')
+            pixels = pixels[:, : int(shapes[0].prod())]
+        others = enc.keys() - inputs
+        if others or len(pixels) != 1 or pixels.ndim != (4 if shapes is None else 3):
+            raise ValueError(
+                f"{type(self).__name__} is explained for one image of shape (1, channels, height,"
+                " width), or for its patches (1, n, d) with spatial_shapes; got"
+                f" {tuple(pixels.shape)}"
+                + (f" and {', '.join(sorted(others))}" if others else '')
+            )
+        return pixels.to(self.dtype)
 
     def images(self, enc: dict[str, torch.Tensor]) -> list[tuple[Any, ...]]:
         "Return (start, n, grid, picture) of the image's patches."

@@ -10,7 +10,6 @@ __all__ = ['POOLINGS', 'MultiPartModel', 'n_first', 'join_parts', 'EncoderDecode
 import contextlib
 import reprlib
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -78,47 +77,63 @@ def n_first(tower_ids: torch.Tensor) -> int:
 
 def join_parts(*parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     "Join the parts' tokens; return one row with `tower_ids`, each token's part."
-    row = {k: torch.cat([part[k] for part in parts], 1) for k in parts[0]}
+    row = {}
+    for name in parts[0]:
+        row[name] = torch.cat([part[name] for part in parts], 1)
     ids = [torch.full_like(p['input_ids'], i) for i, p in enumerate(parts)]
     return row | dict(tower_ids=torch.cat(ids, 1))
 
 # %% ../../nbs/lib/models_multipart.ipynb #00000007
+class _PositionTracker:
+    """Hooks that set which tokens of the row each attention of an encoder-decoder reads.
+    A module of the decoder that receives the encoder's states attends to the source.
+    """
+
+    def __init__(self, model, source, decoder):
+        self.source = source  # positions of the encoder's tokens; None for a sound
+        self.decoder = decoder  # positions of the decoder's tokens
+        self.states = None  # of the encoder, which the decoder receives
+        self.attends_source = False
+        self.previous = []  # positions outside of the modules that are running
+        self.hooks = [
+            (model.get_encoder(), self.enter_encoder, self.leave),
+            (model.get_decoder(), self.enter_decoder, self.leave),
+        ]
+        for m in list(model.get_decoder().modules())[1:]:
+            if next(m.children(), None) is not None:
+                self.hooks.append((m, self.enter_part, self.leave))
+
+    def set_positions(self, positions):
+        self.previous.append(POSITIONS.get())
+        POSITIONS.set(positions)
+
+    def enter_encoder(self, module, args, kwargs):
+        rows = self.source
+        self.set_positions(NO_POSITIONS if rows is None else Positions(rows, rows))
+
+    def enter_decoder(self, module, args, kwargs):
+        self.states = kwargs.get('encoder_hidden_states')
+        self.set_positions(Positions(self.decoder, self.decoder))
+
+    def enter_part(self, module, args, kwargs):
+        states, keys = self.states, self.decoder
+        if states is not None and any(x is states for x in (*args, *kwargs.values())):
+            self.attends_source = True
+            no_keys = self.decoder.new_full((states.shape[1],), -1)
+            keys = no_keys if self.source is None else self.source
+        self.set_positions(Positions(self.decoder, keys))
+
+    def leave(self, module, args, kwargs, output):
+        POSITIONS.set(self.previous.pop())
+
+
 @contextlib.contextmanager
 def _track_positions(model, source_positions, decoder_positions):
-    """Set, while an encoder-decoder runs, which tokens of the row each attention reads.
-    A module of the decoder that receives the encoder's states attends to the source;
-    `source_positions` is None for a sound. Raise ValueError if none receives them.
-    """
-    states, attends_source, previous = None, False, []
-
-    def enter(rows, keys, *_):
-        previous.append(POSITIONS.get())
-        POSITIONS.set(NO_POSITIONS if rows is None else Positions(rows, keys))
-
-    enter_encoder = partial(enter, source_positions, source_positions)
-
-    def enter_decoder(module, args, kwargs):
-        nonlocal states, attends_source
-        keys = decoder_positions
-        inputs = (*args, *kwargs.values())
-        if module is decoder:
-            states = kwargs.get('encoder_hidden_states')
-        elif states is not None and any(x is states for x in inputs):
-            attends_source = True
-            no_keys = decoder_positions.new_full((states.shape[1],), -1)
-            keys = no_keys if source_positions is None else source_positions
-        enter(decoder_positions, keys)
-
-    def leave(module, args, kwargs, output):
-        POSITIONS.set(previous.pop())
-
-    encoder, decoder = model.get_encoder(), model.get_decoder()
-    parts = [m for m in decoder.modules() if next(m.children(), None) is not None]
-    hooks = [(m, enter_decoder, leave) for m in parts]
-    hooks.append((encoder, enter_encoder, leave))
-    with at_positions(None), forward_hooks(hooks):
+    "Track positions while a model runs; raise ValueError if no part reads the source."
+    tracker = _PositionTracker(model, source_positions, decoder_positions)
+    with at_positions(None), forward_hooks(tracker.hooks):
         yield
-    if not attends_source:
+    if not tracker.attends_source:
         raise ValueError(
             f"{type(model).__name__}'s decoder passes the encoder's states to none of"
             " its modules, so the tokens that its attention reads are unknown"
@@ -168,11 +183,13 @@ class EncoderDecoder(MultiPartModel):
 
     def start_ids(self) -> list[int]:
         "Return the ids of the tokens that the decoder reads before its answer."
-        configs = (getattr(self.inside, 'generation_config', None), self.config)
-        start, forced = (
-            next((i for c in configs if (i := getattr(c, n, None)) is not None), None)
-            for n in (_START, _FORCED)
-        )
+
+        def configured(name):
+            configs = (getattr(self.inside, 'generation_config', None), self.config)
+            ids = (getattr(config, name, None) for config in configs)
+            return next((i for i in ids if i is not None), None)
+
+        start, forced = configured(_START), configured(_FORCED)
         if start is None:
             raise ValueError(
                 f"{type(self).__name__}'s configuration does not name the token by"
@@ -187,29 +204,33 @@ class EncoderDecoder(MultiPartModel):
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
         "Return a row for a source (text, encoding) or a pair (source, answer so far)."
-        names = text if is_encoding(text) else ()
-        if others := sorted(k for k in names if k.startswith(('decoder_', 'labels'))):
-            raise ValueError(
-                f"the encoding holds {', '.join(others)}; what the decoder reads is a"
-                " text: give a pair (source, answer so far)"
-            )
+        self._check_source(text)
         source, *answer = text if isinstance(text, tuple) else (text,)
-        if len(answer) > 1:
-            raise ValueError(
-                "a pair is a source and the decoder's answer so far, and this tuple"
-                f" has {1 + len(answer)} parts"
-            )
-        if 'input_ids' not in forward_arguments(self.inside):
-            raise ValueError(
-                f"{type(self).__name__} reads no source text (Whisper and Speech2Text"
-                " are explained with a sound, none with an image)"
-            )
         decoder_ids = self.start_ids()
         for part in answer:
             check_text(source, 'source of a pair')
             decoder_ids += self.answer_ids(tokenizer, part)
         enc = encode(self.inside, tokenizer, source, **limits)
         return self._row(tokenizer, enc, decoder_ids)
+
+    def _check_source(self, text):
+        "Raise ValueError for what is no source, and no pair of it and an answer."
+        names = text if is_encoding(text) else ()
+        if others := sorted(k for k in names if k.startswith(('decoder_', 'labels'))):
+            raise ValueError(
+                f"the encoding holds {', '.join(others)}; what the decoder reads is a"
+                " text: give a pair (source, answer so far)"
+            )
+        if isinstance(text, tuple) and len(text) > 2:
+            raise ValueError(
+                "a pair is a source and the decoder's answer so far, and this tuple"
+                f" has {len(text)} parts"
+            )
+        if 'input_ids' not in forward_arguments(self.inside):
+            raise ValueError(
+                f"{type(self).__name__} reads no source text (Whisper and Speech2Text"
+                " are explained with a sound, none with an image)"
+            )
 
     def _decoder_row(self, ids, limit):
         "Return the decoder's tokens as a row; raise ValueError if they are too many."
@@ -234,13 +255,8 @@ class EncoderDecoder(MultiPartModel):
         limit = max_tokens(self.inside, tokenizer)
         return join_parts(source, self._decoder_row(decoder_ids, limit))
 
-    def resume(
-        self,
-        tokenizer: Tokenizer,
-        enc: dict,  # a row
-        new_ids: list,  # ids of the tokens that the decoder generates next
-    ) -> dict:
-        "Return the row with the decoder's new tokens appended."
+    def resume(self, tokenizer: Tokenizer, enc: dict, new_ids: list) -> dict:
+        "Return the row with the tokens appended that the decoder generated."
         is_decoder = enc['tower_ids'][0] == 1
         source = {k: v[:, ~is_decoder] for k, v in enc.items() if k != 'tower_ids'}
         decoder_ids = enc['input_ids'][0, is_decoder].tolist()
@@ -309,30 +325,32 @@ class SoundDecoder(EncoderDecoder):
                 f"{type(self).__name__} reads a sound; give a pair (input_features,"
                 " text); its feature extractor makes the input_features"
             )
-        is_mapping = isinstance(text[0], Mapping)
-        sound = dict(text[0]) if is_mapping else dict(input_features=text[0])
-        features, mask = (sound.pop(k, None) for k in ('input_features', _MASK))
-        if features is None or sound:
-            raise ValueError(
-                f"a sound of {type(self).__name__} is its input_features and their"
-                f" {_MASK}, got {', '.join(text[0])}"
-            )
-        features = torch.as_tensor(features)
-        features = features[None] if features.ndim == 2 else features
-        if features.ndim != 3 or len(features) != 1:
-            raise ValueError(
-                "input_features of one sound are of shape (1, n_mels, n_frames) or (1,"
-                f" n_frames, n_mels), got {tuple(features.shape)}"
-            )
+        sound, answer = text
+        sound = sound if isinstance(sound, Mapping) else dict(input_features=sound)
+        features = self._features(sound)
         start = getattr(tokenizer, 'prefix_tokens', None) or self.start_ids()
-        ids = [*start, *self.answer_ids(tokenizer, text[1])]
+        ids = [*start, *self.answer_ids(tokenizer, answer)]
         limit = getattr(self.config, 'max_target_positions', None)
         row = self._decoder_row(ids, limit)
         row['input_features'] = features.to(row['input_ids'].device, self.dtype)
-        if mask is not None:
-            mask = torch.as_tensor(mask, device=device_of(self))
+        if sound.get(_MASK) is not None:
+            mask = torch.as_tensor(sound[_MASK], device=device_of(self))
             row['feature_mask'] = mask.reshape(1, -1)
         return row
+
+    def _features(self, sound):
+        "Return a sound's features, (1, …); raise ValueError for other inputs."
+        features = sound.get('input_features')
+        features = torch.as_tensor(() if features is None else features)
+        features = features[None] if features.ndim == 2 else features
+        others = sound.keys() - {'input_features', _MASK}
+        if others or features.ndim != 3 or len(features) != 1:
+            raise ValueError(
+                f"a sound of {type(self).__name__} is its input_features, of shape (1,"
+                f" n_mels, n_frames) or (1, n_frames, n_mels), and their {_MASK}, got"
+                f" {', '.join(sound)} and {tuple(features.shape)}"
+            )
+        return features
 
 # %% ../../nbs/lib/models_multipart.ipynb #0000000b
 POOLINGS = ('mean', 'cls', 'last')
@@ -355,11 +373,11 @@ class TwoTowers(MultiPartModel):
         if row.get('attention_mask') is None:
             row['attention_mask'] = torch.ones_like(ids)
         positions = torch.arange(ids.shape[1], device=ids.device)
-        ends = [
-            self._embedding({k: v[:, part] for k, v in row.items()}, positions[part])
-            for part in (slice(0, n), slice(n, None))
-            if len(positions[part])
-        ]
+        ends = []
+        for part in (slice(0, n), slice(n, None)):
+            if len(positions[part]):
+                inputs = {k: v[:, part] for k, v in row.items()}
+                ends.append(self._embedding(inputs, positions[part]))
         if len(ends) == 1:
             return dict(sentence_embedding=ends[0])
         first, second = (F.normalize(x, dim=-1) if self.normalize else x for x in ends)

@@ -104,10 +104,7 @@ class ObjectTokenizer:
         return text[0], self.template.format(text[1])
 
 # %% ../../nbs/lib/models_objects.ipynb #2d1ed713
-def is_function(
-    model: Model,
-    tokenizer: Tokenizer,  # a function has none
-) -> bool:
+def is_function(model: Model, tokenizer: Tokenizer) -> bool:
     "Return True for a callable without a tokenizer that is no model, class or pipeline."
     is_other = isinstance(model, (torch.nn.Module, type, str))
     is_other = is_other or is_transformers(model, 'Pipeline', 'pipelines.base')
@@ -130,12 +127,9 @@ def _own_number(model, pair):
 
 def _unwrap_sentence_transformers(model, tokenizer):
     "Return (model, tokenizer): the classifier of a cross-encoder, or two towers."
-    kind = type(model).__name__
-    is_scorer = 'CrossEncoder' in [c.__name__ for c in type(model).__mro__]
-    parts = {type(m).__name__: m for m in model.children()}
     if getattr(model, 'default_prompt_name', None) is not None:
         raise ValueError(
-            f"this {kind} puts its prompt {model.default_prompt_name!r} before each"
+            f"this {type(model).__name__} puts its prompt {model.default_prompt_name!r} before each"
             " text; write it in the texts, and set default_prompt_name=None"
         )
     own_call = None
@@ -146,8 +140,16 @@ def _unwrap_sentence_transformers(model, tokenizer):
     function = function if function in ('sigmoid', 'softmax') else 'none'
     settings = dict(truncation=True)
     tokenizer = ObjectTokenizer(tokenizer, model, settings, own_call, function)
-    if is_scorer and parts.keys() == {'Transformer'}:
+    is_scorer = 'CrossEncoder' in [c.__name__ for c in type(model).__mro__]
+    if is_scorer and [type(m).__name__ for m in model.children()] == ['Transformer']:
         return as_multi_part(model.model), tokenizer
+    advice = 'its .model' if is_scorer else 'two_towers(model[0].auto_model, …)'
+    return _two_towers_of(model, advice), tokenizer
+
+
+def _two_towers_of(model, advice):
+    "Return an encoder as two towers; raise ValueError for parts that are not known."
+    parts = {type(m).__name__: m for m in model.children()}
     pooling = getattr(parts.get('Pooling'), 'pooling_mode', None)
     similarity = getattr(model, 'similarity_fn_name', None) or 'cosine'
     has_unit_length = 'Normalize' in parts
@@ -159,17 +161,16 @@ def _unwrap_sentence_transformers(model, tokenizer):
         # the dot product of cut embeddings, which are not of length 1 any more
         or (n_dims and has_unit_length and similarity == 'dot')
     ):
-        advice = 'two_towers(model[0].auto_model, …)'
         raise ValueError(
-            f"this {kind} is made of {', '.join(parts)} (pooling {pooling}, similarity"
-            f" {similarity}, truncate_dim {n_dims}), which is not supported; use"
-            f" {'its .model' if is_scorer else advice}, or a module of your own"
+            f"this {type(model).__name__} is made of {', '.join(parts)} (pooling"
+            f" {pooling}, similarity {similarity}, truncate_dim {n_dims}), which is not"
+            f" supported; use {advice}, or a module of your own"
         )
     pooling = pooling.removesuffix('token')
     normalize = has_unit_length or similarity == 'cosine'
-    model = two_towers(parts['Transformer'].auto_model, pooling, normalize, n_dims)
-    model.has_unit_length = has_unit_length
-    return model, tokenizer
+    towers = two_towers(parts['Transformer'].auto_model, pooling, normalize, n_dims)
+    towers.has_unit_length = has_unit_length
+    return towers
 
 # %% ../../nbs/lib/models_objects.ipynb #0000000c
 _PIPELINES = (
@@ -185,24 +186,24 @@ _OF_SAMPLING = {'do_sample', 'max_length', 'max_new_tokens', 'min_p', 'pad_token
 _OF_SAMPLING |= {'temperature', 'top_k', 'top_p', 'typical_p', 'use_cache'}
 
 
-def generation_settings(
-    source: Any,  # a pipeline for text generation, or another object
-) -> dict[str, Any]:  # {} for another object
-    "Return the settings of generation with which a pipeline was made."
+def generation_settings(source: Any) -> dict[str, Any]:
+    "Return the settings with which a pipeline for generation was made; {} for others."
     if not hasattr(source, '_default_generation_config'):
         return {}
     if hasattr(source, '_generate_kwargs'):
         return source._generate_kwargs
     # transformers 5.9 merges them into a config, with all defaults
     configs = source._default_generation_config, source.model.generation_config
-    others = [config.to_dict() for config in configs]
-    others.append(source.generation_config._get_default_generation_params())
-    own = source.generation_config.to_dict().items()
-    return {k: v for k, v in own if all(v != other.get(k) for other in others)}
+    defaults = [config.to_dict() for config in configs]
+    defaults.append(source.generation_config._get_default_generation_params())
+    settings = source.generation_config.to_dict()
+    for config in defaults:
+        settings = {k: v for k, v in settings.items() if v != config.get(k)}
+    return settings
 
 
-def _pipeline_settings(kind, pipeline):
-    "Return the options of a pipeline's tokenizer; raise ValueError for unknown ones."
+def _preprocess_options(kind, pipeline):
+    "Return the options with which a pipeline was made and calls its tokenizer."
     options = dict(pipeline._preprocess_params)
     if kind == 'FillMaskPipeline':
         options = dict(options.get('tokenizer_kwargs') or {})
@@ -213,14 +214,19 @@ def _pipeline_settings(kind, pipeline):
         options = {}  # its timeout is for files on the web
     elif kind == 'TextGenerationPipeline':
         options |= generation_settings(pipeline)
-        without_effect = {name for name, v in options.items() if v in (None, '')}
-        for name in _OF_SAMPLING | without_effect:
-            options.pop(name, None)
+        names = [name for name, v in options.items() if v not in (None, '')]
+        options = {name: options[name] for name in names if name not in _OF_SAMPLING}
     elif kind == 'TokenClassificationPipeline':
         # with stride= a long text is read in parts; `_watched` refuses them
         options = dict(truncation=(pipeline.tokenizer.model_max_length or 0) > 0)
     elif kind == 'ZeroShotClassificationPipeline':
         options = dict(truncation='only_first')
+    return options
+
+
+def _pipeline_settings(kind, pipeline):
+    "Return the options of a pipeline's tokenizer; raise ValueError for unknown ones."
+    options = _preprocess_options(kind, pipeline)
     if unknown := sorted(options.keys() - _TAKEN - _PADDING):
         raise ValueError(
             f"this {type(pipeline).__name__} was made with"
@@ -274,6 +280,22 @@ def _function(pipeline):
     return 'sigmoid' if is_alone or config.num_labels == 1 else 'softmax'
 
 
+def _zero_shot_options(pipeline):
+    "Return template, target and function of a zero-shot pipeline's `ObjectTokenizer`."
+    target = entailment = pipeline.entailment_id
+    if entailment < 0:
+        raise ValueError(
+            "no label of this zero-shot pipeline's model begins with 'entail', so"
+            " the score of a candidate label is unknown; set model.config.label2id"
+        )
+    if pipeline._postprocess_params.get('multi_label'):
+        contradiction = 0 if entailment else pipeline.model.config.num_labels - 1
+        target = (entailment, contradiction)
+    params = pipeline._preprocess_params
+    template = params.get('hypothesis_template', 'This example is {}.')
+    return dict(template=template, target=target, function='none')
+
+
 def _unwrap_pipeline(pipeline, tokenizer):
     from transformers import pipelines
 
@@ -293,18 +315,7 @@ def _unwrap_pipeline(pipeline, tokenizer):
     if kind in ('ImageClassificationPipeline', 'TextClassificationPipeline'):
         options = dict(function=_function(pipeline))
     elif kind == 'ZeroShotClassificationPipeline':
-        target = entailment = pipeline.entailment_id
-        if entailment < 0:
-            raise ValueError(
-                "no label of this zero-shot pipeline's model begins with 'entail', so"
-                " the score of a candidate label is unknown; set model.config.label2id"
-            )
-        if pipeline._postprocess_params.get('multi_label'):
-            contradiction = 0 if entailment else pipeline.model.config.num_labels - 1
-            target = (entailment, contradiction)
-        params = pipeline._preprocess_params
-        template = params.get('hypothesis_template', 'This example is {}.')
-        options = dict(template=template, target=target, function='none')
+        options = _zero_shot_options(pipeline)
     options |= dict(settings=_pipeline_settings(kind, pipeline), own_call=own_call)
     tokenizer = ObjectTokenizer(tokenizer, pipeline, **options)
     return as_multi_part(pipeline.model), tokenizer

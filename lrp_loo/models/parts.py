@@ -28,7 +28,7 @@ class Parts:
     "Groups of heads, feed-forward blocks and layers; a group is removed as a whole."
 
     groups: list  # of lists of names: '0.3' a head, '0.ff', '0' a layer
-    places: object = None  # the `PartLocations` of a model
+    locations: object = None  # the `PartLocations` of a model
 
     def __post_init__(self):
         groups = list(self.groups) or [None]
@@ -46,8 +46,11 @@ class Parts:
     @property
     def layers(self) -> list[set[int]]:
         "Return the indices of each group's layers."
-        switches = self.places.switches
-        return [{switches(name)[0][0] for name in group} for group in self.groups]
+
+        def layer_of(name):
+            return self.locations.switches(name)[0][0]
+
+        return [set(map(layer_of, group)) for group in self.groups]
 
     @property
     def is_special(self) -> torch.Tensor:
@@ -112,48 +115,46 @@ def _linear_calls(model, layers, enc):
     return calls
 
 
-def locate_parts(
-    model: torch.nn.Module,  # a transformers model
-    enc: dict,  # one encoded text or image, on which the model is called
-) -> PartLocations:
-    "Locate heads and feed-forward blocks; raise ValueError if they are not found."
-    kind = type(model).__name__
-    advice = "take units='token' (in an image 'patch')"
+def _last_maps(calls, n_inputs, width):
+    "Return the last linear maps of a layer's attention and of the rest, or None."
+    last = {}  # True (in attention) or False → its last linear map, and shape
+    for path, m, shape in calls:
+        last[is_attention_name(path.rpartition('.')[0])] = m, shape
+    if last.keys() != {True, False}:
+        return None
+    modules = [m for _, m, _ in calls]
+    (o, o_shape), (f, f_shape) = last[True], last[False]
+    is_found = (
+        modules.count(o) == modules.count(f) == 1
+        and _linear_sizes(o) == (n_inputs, width)
+        and o_shape[-1] == f_shape[-1]
+        and o_shape.numel() == f_shape.numel()
+    )
+    return (o, f) if is_found else None
+
+
+def locate_parts(model: torch.nn.Module, enc: dict) -> PartLocations:
+    "Locate the parts that a model calls for a text; raise ValueError if they are unknown."
     config = getattr(model, 'config', None)
     layers = layers_of(model).modules
     has_two_stacks = getattr(config, 'is_encoder_decoder', False)
     config = config and config.get_text_config()
     n = getattr(config, 'num_hidden_layers', None)
-    if has_two_stacks or len(set(layers)) != n:  # ALBERT's layers are one module
-        raise ValueError(
-            f"{kind} does not have {n} transformer layers in one list of different"
-            f" modules, so its parts are unknown; {advice}"
-        )
     n_heads = getattr(config, 'num_attention_heads', None) or 0
     width = getattr(config, 'hidden_size', None)
     head_size = getattr(config, 'head_dim', None) or (width or 0) // (n_heads or 1)
-    projections, feed_forwards = [], []
-    for i, calls in enumerate(_linear_calls(model, layers, enc)):
-        last = {}  # True (in attention) or False → its last linear map, and shape
-        for path, m, shape in calls:
-            last[is_attention_name(path.rpartition('.')[0])] = m, shape
-        modules = [m for _, m, _ in calls]
-        o, o_shape = last.get(True, (None, None))
-        f, f_shape = last.get(False, (None, None))
-        is_found = (
-            modules.count(o) == modules.count(f) == 1
-            and _linear_sizes(o) == (n_heads * head_size, width)
-            and o_shape[-1] == f_shape[-1]
-            and o_shape.numel() == f_shape.numel()
+    maps = []
+    if not has_two_stacks and len(set(layers)) == n:  # ALBERT's layers are one module
+        calls = _linear_calls(model, layers, enc)
+        maps = [_last_maps(c, n_heads * head_size, width) for c in calls]
+    if not maps or None in maps:
+        raise ValueError(
+            f"{type(model).__name__} does not show {n} transformer layers in one list"
+            f" of different modules, each with a linear module for the output of its"
+            f" {n_heads} heads and one for its feed-forward block, so its parts are"
+            " unknown; take units='token' (in an image 'patch')"
         )
-        if not is_found:
-            raise ValueError(
-                f"layer {i} of {kind} has no separate linear module for the output"
-                f" projection of its {n_heads} heads, or for its feed-forward block,"
-                f" so its parts are unknown; {advice}"
-            )
-        projections.append(o)
-        feed_forwards.append(f)
+    projections, feed_forwards = map(list, zip(*maps))
     return PartLocations(layers, projections, feed_forwards, n_heads)
 
 
@@ -183,7 +184,7 @@ def resolve_parts(
 # %% ../../nbs/lib/models_parts.ipynb #00000008
 @contextlib.contextmanager
 def without_parts(
-    places: PartLocations,  # of the model that is called in this context
+    locations: PartLocations,  # of the model that is called in this context
     groups: list,  # for each row of the batch, names of parts to remove
     # of heads: 'zero', 'mean' (over the text's positions), or 'resample' (the output at
     # another position, drawn at random)
@@ -193,15 +194,17 @@ def without_parts(
     zeros = {}  # (layer, kind) → list of (row, head)
     for row, group in enumerate(groups):
         for name in group:
-            for layer, kind, head in places.switches(name):
+            for layer, kind, head in locations.switches(name):
                 zeros.setdefault((layer, kind), []).append((row, head))
-    modules = dict(attention=places.projections, feed_forward=places.feed_forwards)
+    modules = dict(
+        attention=locations.projections, feed_forward=locations.feed_forwards
+    )
     hooks = []
     for (layer, kind), pairs in zeros.items():
         rows, heads = map(torch.tensor, zip(*pairs))
         if kind == 'head':
-            hook = partial(_replace_heads, rows, heads, places.n_heads, removal)
-            hooks.append((places.projections[layer], hook, None))
+            hook = partial(_replace_heads, rows, heads, locations.n_heads, removal)
+            hooks.append((locations.projections[layer], hook, None))
         else:
             hooks.append((modules[kind][layer], None, partial(_zero_rows, rows)))
     with forward_hooks(hooks):

@@ -32,7 +32,7 @@ from ..core.hooks import Hook, T, hooks_suspended, undo_on_exit
 
 # %% ../../nbs/lib/models_structure.ipynb #ecf33f25
 # (function, first argument) → all arguments, the result; None: nothing is kept
-_FOUND = ContextVar('found', default=None)
+_RESULTS = ContextVar('results', default=None)
 
 
 @contextlib.contextmanager
@@ -40,29 +40,27 @@ def walk_once(
     keeps: bool = True,  # False: walk each time, for code that may change the model
 ) -> Iterator[None]:
     "Open a context, or decorate a call, in which a model's modules are walked once."
-    before = _FOUND.get()
-    with undo_on_exit(partial(_FOUND.set, before)):
+    before = _RESULTS.get()
+    with undo_on_exit(partial(_RESULTS.set, before)):
         kept = {} if before is None else before
-        _FOUND.set(kept if keeps else None)
+        _RESULTS.set(kept if keeps else None)
         yield
 
 
-def cached_in_call(
-    find: Callable[..., T],  # its result is read, never changed
-) -> Callable[..., T]:
-    "Keep the last result for each first argument while `walk_once` is active."
+def cached_in_call(function: Callable[..., T]) -> Callable[..., T]:
+    "Keep the last result, to be read only, for each first argument in `walk_once`."
 
-    @wraps(find)
-    def find_once(*args: Any) -> T:
-        found = _FOUND.get()
-        if found is None:
-            return find(*args)
-        key = find, id(args[0])  # a tokenizer may have no hash
-        if key not in found or found[key][0] != args:
-            found[key] = args, find(*args)
-        return found[key][1]
+    @wraps(function)
+    def cached(*args: Any) -> T:
+        results = _RESULTS.get()
+        if results is None:
+            return function(*args)
+        key = function, id(args[0])  # a tokenizer may have no hash
+        if key not in results or results[key][0] != args:
+            results[key] = args, function(*args)
+        return results[key][1]
 
-    return find_once
+    return cached
 
 
 @cached_in_call
@@ -109,9 +107,7 @@ class InputNames(NamedTuple):
 
 @cached_in_call
 def input_names(model: nn.Module) -> InputNames:
-    """Return the names of the inputs; if the forward takes any keyword, also those of
-    the transformers models inside, because a wrapper passes its inputs on.
-    """
+    "Return the inputs' names, with those of models inside if the forward takes any."
     arguments = forward_arguments(model)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in arguments.values())
     named = {}
@@ -163,10 +159,7 @@ def position_offset(model: nn.Module) -> int:
     return 0 if padding is None else padding + 1
 
 # %% ../../nbs/lib/models_structure.ipynb #0000000a
-def describe_model(
-    model: nn.Module,  # a transformers model
-    name: str = '',  # name of the model
-) -> dict:
+def describe_model(model: nn.Module, name: str = '') -> dict:
     """Return name, class, layers, width, number of parameters and `sha256`, the `digest`
     of all that decides the model's numbers; `stored_as` is the rounding of the weights.
     """
@@ -323,19 +316,26 @@ def _few(tensor):
     return flat[:: max(1, len(flat) // N_SAMPLES)][:N_SAMPLES]
 
 
-def _state(model):
-    """Return what a model's numbers depend on, without the content of its tensors, and
-    the objects that it names by their id.
-    """
-    modules = list(all_modules(model).values())
-    tables = [t for m in modules for t in (m._parameters, m._buffers) if t]
-    tensors = [x for table in tables for x in table.values() if x is not None]
+def _code(modules):
+    "Return what the classes of modules define, and the attention functions."
     kinds = set(map(type, modules))
     classes = {c for kind in kinds for c in kind.__mro__} - {torch.nn.Module, object}
     attention = sys.modules.get('transformers.modeling_utils')
     attention = getattr(attention, 'ALL_ATTENTION_FUNCTIONS', {})
     code = [x for c in sorted(classes, key=id) for x in vars(c).values()]
-    code += [attention[name] for name in sorted(attention)]
+    return code + [attention[name] for name in sorted(attention)]
+
+
+def _settings(module):
+    return [x for x in vars(module).values() if type(x) in _SETTINGS]
+
+
+def _state(model):
+    "Return what a model's numbers depend on, and the tensors and code it names by id."
+    modules = list(all_modules(model).values())
+    tables = [t for m in modules for t in (m._parameters, m._buffers) if t]
+    tensors = [x for table in tables for x in table.values() if x is not None]
+    code = _code(modules)
     configs = {id(c): c for m in modules if (c := vars(m).get('config')) is not None}
     hook_tables = [t for m in modules for t in (m._forward_hooks, m._forward_pre_hooks)]
     hooks = [k for t in hook_tables for k, h in t.items() if not isinstance(h, Hook)]
@@ -343,7 +343,7 @@ def _state(model):
         list(map(_tensor_state, tensors)),
         list(map(id, code)),
         [(type(m), vars(m).get('forward')) for m in modules],
-        [[x for x in vars(m).values() if type(x) in _SETTINGS] for m in modules],
+        list(map(_settings, modules)),
         hooks,
         [str(vars(c)) for c in configs.values()],
     )
@@ -405,10 +405,10 @@ _PROOFS = weakref.WeakKeyDictionary()  # model → its `Proofs`
 @cached_in_call
 def _record_of(model):
     "Return the `Proofs` of a model in its present state."
-    known = _PROOFS.get(model)
-    if known is None or not known.holds(model):
-        _PROOFS[model] = known = Proofs(model)
-    return known
+    record = _PROOFS.get(model)
+    if record is None or not record.holds(model):
+        _PROOFS[model] = record = Proofs(model)
+    return record
 
 
 @cached_in_call
@@ -420,15 +420,12 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
 
 
 class tried_once:
-    """Decorate a trial: its outcome on a model is kept, under the decorated trial and
-    its arguments, until the model changes. Hooks of before are inactive in the trial.
-    A function that enclosed itself could not be hashed by `datasets`.
+    """Decorate a trial, a function of a model and hashable arguments: its outcome is kept
+    until the model changes. Hooks of before are inactive in the trial. (A function that
+    enclosed itself could not be hashed by `datasets`.)
     """
 
-    def __init__(
-        self,
-        trial: Callable[..., Any],  # (model, hashable arguments) → its outcome
-    ) -> None:
+    def __init__(self, trial: Callable[..., Any]) -> None:
         update_wrapper(self, trial)
         self.trial = trial
 
