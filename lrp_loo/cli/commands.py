@@ -46,7 +46,7 @@ def print_maps(
     """Print explanations as coloured sentences, for a pipe as lines of tokens, or as
     JSON.
     """
-    from lrp_loo.records.display import joint_notes, no_effect_note
+    from lrp_loo.records.display import joint_notes, no_effect_note, readable_tokens
     from lrp_loo.records.display import terminal_legend, terminal_text
 
     if as_json:
@@ -60,7 +60,8 @@ def print_maps(
             continue
         if not a.has_effect:
             print(no_effect_note(a))
-        for token, score, (low, high) in zip(a.tokens, a.scores.tolist(), a.intervals):
+        names = readable_tokens(a)
+        for token, score, (low, high) in zip(names, a.scores.tolist(), a.intervals):
             bound = '\t\t' if low != low else f'\t{low:+.4f}\t{high:+.4f}'
             bound = bound if 'low' in a.info else ''
             print(f"{score:+.4f}{bound}\t{printable(token)}")
@@ -183,6 +184,7 @@ def explain(
 # %% ../../nbs/lib/cli_commands.ipynb #543f299b
 def _print_comparison(maps):
     "Print what each map explains, then a column of scores for each."
+    from lrp_loo.records.display import readable_tokens
     from lrp_loo.records.html import r_with_loo
 
     loo = next((a for a in maps if a.method == 'loo'), None)
@@ -191,7 +193,8 @@ def _print_comparison(maps):
         parts = [f'{name} {summary_line(a)}', r_with_loo(a, loo)]
         print(', '.join(filter(None, parts)))
     print('\t'.join([*names, 'token']))
-    for token, *scores in zip(maps[0].tokens, *(a.scores.tolist() for a in maps)):
+    tokens = readable_tokens(maps[0])
+    for token, *scores in zip(tokens, *(a.scores.tolist() for a in maps)):
         print('\t'.join([*(f'{score:+.4f}' for score in scores), printable(token)]))
 
 
@@ -251,6 +254,7 @@ def pairs(
     \b
     lrp_loo pairs 'the film is not bad' --method exact --html pairs.html
     """
+    from lrp_loo.records.display import readable_tokens
     from lrp_loo.tasks.pairs import explain_pairs
 
     loaded, tokenizer, _ = shared.load_model()
@@ -261,7 +265,7 @@ def pairs(
         opt.print_json(result.to_dict())
         return
     print(summary_line(result.main))
-    words = [printable(token) for token in result.tokens]
+    words = [printable(token) for token in readable_tokens(result.main)]
     for i, j, score in result.strongest(n):
         print(f'{score:+.4f}\t{words[i]}\t{words[j]}')
 
