@@ -375,6 +375,26 @@ def _hub_table(name, split):
     return splits[split].to_pandas(), dict(name=name, source='hub', split=split)
 
 
+def _open_table(source, split, sep, encoding):
+    "Return the table of a file or of 'hub:OWNER/NAME', and its origin; else None, {}."
+    path = Path(source)
+    if source.startswith('hub:'):
+        _check_options(source, (), sep=sep, encoding=encoding)
+        return _hub_table(source.removeprefix('hub:'), split)
+    if path.is_file():
+        if split is not None:
+            raise ValueError(f"a file has no split {split!r}; leave split out")
+        name = printable(path.name)
+        info = dict(name=name, source='file', split='all')
+        return _read_table(path, name, sep, encoding), info
+    if path.suffix in FILE_TYPES:
+        raise FileNotFoundError(
+            f"no file {path.name!r}; use a file that ends in {ACCEPTED}, a"
+            " folder, 'embedded', 'hub' or 'hub:OWNER/NAME'"
+        )
+    return None, {}
+
+
 def read_texts(
     # a file (.csv, .tsv, .jsonl, .json, .parquet, .txt with a text a line),
     # 'hub:OWNER/NAME', or what `load_texts` takes
@@ -398,30 +418,16 @@ def read_texts(
         raise ValueError(
             f"column={column!r} must be one name, or two different names for pairs"
         )
-    source = str(data or '')
-    path = Path(source)
-    if source.startswith('hub:'):
-        _check_options(source, (), sep=sep, encoding=encoding)
-        table, info = _hub_table(source.removeprefix('hub:'), split)
-    elif path.is_file():
-        if split is not None:
-            raise ValueError(f"a file has no split {split!r}; leave split out")
-        source = printable(path.name)
-        info = dict(name=source, source='file', split='all')
-        table = _read_table(path, source, sep, encoding)
-    elif path.suffix in FILE_TYPES:
-        raise FileNotFoundError(
-            f"no file {path.name!r}; use a file that ends in {ACCEPTED}, a"
-            " folder, 'embedded', 'hub' or 'hub:OWNER/NAME'"
-        )
-    elif requested:
-        raise ValueError(
-            f"{column=} is for files and 'hub:OWNER/NAME'; the"
-            f" columns of {name} are fixed"
-        )
-    else:
+    table, info = _open_table(str(data or ''), split, sep, encoding)
+    if table is None:
+        if requested:
+            raise ValueError(
+                f"{column=} is for files and 'hub:OWNER/NAME'; the"
+                f" columns of {name} are fixed"
+            )
         _check_options(name, (), sep=sep, encoding=encoding, dropna=dropna)
         return load_texts(name, data, split=split, limit=limit, seed=seed)
+    source = info['name'] if info['source'] == 'file' else str(data)
     names = _text_columns(table, requested, label, source)
     kept = np.arange(len(table))
     if dropna:

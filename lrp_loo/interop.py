@@ -38,16 +38,7 @@ def named_inputs(
     more: More = None,  # in the order of the model's forward; None leaves one out
 ) -> dict[str, torch.Tensor]:  # (batch, …); an attention mask for every text
     "Return inputs by the names that the model's forward has for them."
-    kind = KINDS.get(getattr(x, 'ndim', None))
-    is_tensor = torch.is_tensor(x) and x.numel() > 0
-    is_right_type = is_tensor and x.is_floating_point() == (kind != 'input_ids')
-    if kind is None or not is_right_type or not torch.isfinite(x).all():
-        got = f'{tuple(x.shape)} of {x.dtype}' if is_tensor else type(x).__name__
-        raise ValueError(
-            "inputs must be one tensor of finite numbers: whole token ids (batch,"
-            f" tokens), or embeddings (batch, tokens, d), floats, got {got}; pass other"
-            " tensors as additional_forward_args, and pixels to explain"
-        )
+    kind = _kind_of(x)
     names = list(input_names(model).named)
     if 'input_ids' not in names:
         raise ValueError(
@@ -55,9 +46,8 @@ def named_inputs(
         )
     names = names[names.index('input_ids') + 1 :]
     more = (more,) if torch.is_tensor(more) else more or ()
-    is_per_token = all(
-        v is None or torch.is_tensor(v) and v.shape[:2] == x.shape[:2] for v in more
-    )
+    given = [v for v in more if v is not None]
+    is_per_token = all(torch.is_tensor(v) and v.shape[:2] == x.shape[:2] for v in given)
     if not is_per_token or len(more) > len(names):
         raise ValueError(
             "additional_forward_args must be tensors with an entry for each token,"
@@ -71,6 +61,21 @@ def named_inputs(
     if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all():
         raise ValueError("attention_mask must be (batch, tokens) of 0 and 1")
     return batch | dict(attention_mask=mask.long())
+
+
+def _kind_of(x):
+    "Return 'input_ids' or 'inputs_embeds'; raise ValueError for all else."
+    kind = KINDS.get(getattr(x, 'ndim', None))
+    is_tensor = torch.is_tensor(x) and x.numel() > 0
+    is_right_type = is_tensor and x.is_floating_point() == (kind != 'input_ids')
+    if kind is None or not is_right_type or not torch.isfinite(x).all():
+        got = f'{tuple(x.shape)} of {x.dtype}' if is_tensor else type(x).__name__
+        raise ValueError(
+            "inputs must be one tensor of finite numbers: whole token ids (batch,"
+            f" tokens), or embeddings (batch, tokens, d), floats, got {got}; pass other"
+            " tensors as additional_forward_args, and pixels to explain"
+        )
+    return kind
 
 # %% ../nbs/lib/interop.ipynb #00000010
 class GivenEmbeddings(torch.nn.Module):
@@ -219,17 +224,7 @@ class Attributor:
         x, options = inputs, self.options | options
         batch = named_inputs(self.model, x, additional_forward_args)
         batch = {k: v.detach() for k, v in batch.items()}
-        check_options(self.method, options)
-        if torch.is_tensor(options.get('baseline')):
-            raise ValueError(
-                "take baseline='zero', or explain for a tensor of embeddings"
-            )
-        removal = getattr(options.get('removal'), 'name', options.get('removal'))
-        if x.ndim == 3 and removal not in EMBEDDING_REMOVALS:
-            raise ValueError(
-                f"removal={removal!r} needs token ids, and embeddings were given;"
-                " take 'attention_mask', 'zero_embedding' or 'delete'"
-            )
+        self._check(options, has_ids=x.ndim == 2)
         if torch.is_tensor(target) and target.numel() == 1:  # as in Captum, of all
             target = target.item()
         targets = targets_of_texts(self.model, self.tokenizer, target, len(x))
@@ -247,6 +242,20 @@ class Attributor:
         if not torch.isfinite(scores).all():
             raise ValueError(f"{type(self).__name__} gave scores that are not finite")
         return scores
+
+    def _check(self, options, has_ids):
+        "Raise an error for options that the method, or these inputs, do not take."
+        check_options(self.method, options)
+        if torch.is_tensor(options.get('baseline')):
+            raise ValueError(
+                "take baseline='zero', or explain for a tensor of embeddings"
+            )
+        removal = getattr(options.get('removal'), 'name', options.get('removal'))
+        if not has_ids and removal not in EMBEDDING_REMOVALS:
+            raise ValueError(
+                f"removal={removal!r} needs token ids, and embeddings were given;"
+                " take 'attention_mask', 'zero_embedding' or 'delete'"
+            )
 
 
 class LRP(Attributor):

@@ -78,22 +78,33 @@ def _arguments(method):
     return dict(method=method) | progress
 
 
-def _explain_texts(model, tokenizer, texts, arguments, as_json):
-    "Explain and print texts, some at a time; yield the first method's maps."
+def _explain_texts(model, tokenizer, texts, arguments, shared):
+    "Explain and print texts, some at a time; write the first method's maps."
     from lrp_loo.methods import explain
+    from lrp_loo.records.attributions import Attributions
 
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        part = texts[start : start + TEXTS_AT_ONCE]
-        by_method = [explain(model, tokenizer, part, **x) for x in arguments]
-        for index, maps in enumerate(zip(*by_method), start):
-            if as_json:
-                for a in maps:
-                    opt.print_json(dict(text=index) | a.to_dict())
-            else:
-                print(f'text {index}')
-                print_maps(maps)
-        sys.stdout.flush()
-        yield from by_method[0]
+    written = Attributions()
+    try:
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            part = texts[start : start + TEXTS_AT_ONCE]
+            by_method = [explain(model, tokenizer, part, **x) for x in arguments]
+            for index, maps in enumerate(zip(*by_method), start):
+                _print_text(index, maps, shared.json)
+            sys.stdout.flush()
+            written += by_method[0]
+    finally:  # what is finished is kept, whatever ends the command
+        if written:
+            shared.write(written)
+
+
+def _print_text(index, maps, as_json):
+    "Print the explanations of one of several texts."
+    if as_json:
+        for a in maps:
+            opt.print_json(dict(text=index) | a.to_dict())
+    else:
+        print(f'text {index}')
+        print_maps(maps)
 
 
 def _check_explained(text, data, pair, methods, has_output):
@@ -154,19 +165,13 @@ def explain(
         texts = [text for _, text in sorted(zip(read.rows, read.texts))]
     loaded, tokenizer, _ = shared.load_model()
     from lrp_loo.methods import explain
-    from lrp_loo.records.attributions import Attributions, Comparison
+    from lrp_loo.records.attributions import Comparison
 
     options['target'] = target = opt.resolve_target(loaded, target)
     by_method = dict(auto=options | of_auto | of_loo, loo=options | of_loo)
     arguments = [_arguments(name) | by_method.get(name, options) for name in method]
     if shared.data is not None:
-        maps = Attributions([])
-        try:
-            for a in _explain_texts(loaded, tokenizer, texts, arguments, shared.json):
-                maps.append(a)
-        finally:  # what is finished is kept, whatever ends the command
-            if maps:
-                shared.write(maps)
+        _explain_texts(loaded, tokenizer, texts, arguments, shared)
         return
     maps = [a for x in arguments for a in explain(loaded, tokenizer, texts, **x)]
     page = None

@@ -77,9 +77,10 @@ class Pairs(Record):
     def to_frame(self) -> pd.DataFrame:
         "Return a row per pair of tokens: indices i < j, both tokens, the score."
         i, j = torch.triu_indices(len(self), len(self), 1)
-        first, second = ([self.tokens[k] for k in x.tolist()] for x in (i, j))
-        columns = dict(i=i.numpy(), j=j.numpy(), token_i=first, token_j=second)
-        return pd.DataFrame(columns | dict(score=self.scores[i, j].tolist()))
+        frame = pd.DataFrame(dict(i=i, j=j))
+        frame['token_i'] = [self.tokens[k] for k in i.tolist()]
+        frame['token_j'] = [self.tokens[k] for k in j.tolist()]
+        return frame.assign(score=self.scores[i, j].tolist())
 
     def to_dict(self) -> dict[str, Any]:
         "Return `main` as a dictionary, and the matrix of pair scores."

@@ -7,7 +7,7 @@ __all__ = ['Entity', 'tagged_entities', 'explain_entities', 'OneChoice', 'explai
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #dcc84880
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -56,67 +56,117 @@ def tagged_entities(
     return entities
 
 
-def _tokenize(tokenizer, text):
-    """Tokenize a text, or its words. Return the encoding, the text (its words, joined),
-    and each token's (start, end) in it.
-    """
-    is_split = isinstance(text, list)
-    for word in text if is_split else [text]:
-        check_text(word, 'word' if is_split else 'text')
-    options = dict(is_split_into_words=is_split, return_tensors='pt', verbose=False)
-    tokenized = tokenizer(text, **options)
-    if is_split and not getattr(tokenizer, 'settings', {}):  # a pipeline cuts texts
-        for i in sorted(set(range(len(text))) - set(tokenized.word_ids())):
-            raise ValueError(f"word {i}, {text[i]!r}, has no token")
-    spans = tokenized.encodings[0].offsets
-    if not is_split:
-        return tokenized, text, spans
-    starts = list(accumulate((len(word) + 1 for word in text), initial=0))
-    word_starts = [0 if i is None else starts[i] for i in tokenized.word_ids()]
-    spans = [(a + s, b + s) for (a, b), s in zip(spans, word_starts)]
-    return tokenized, ' '.join(text), spans
+@dataclass(frozen=True)
+class _Tokenized:
+    "A text, or words, as a tagger's tokenizer reads it."
+
+    encoding: Any  # of the tokenizer
+    source: str | list[str]  # a text, or its words
+    text: str  # the text, or the words joined
+    spans: list[tuple[int, int]]  # (start, end) of each token in `text`
+
+    @classmethod
+    def from_source(cls, tokenizer, source):
+        "Tokenize a text, or words; raise ValueError for a word without a token."
+        is_split = isinstance(source, list)
+        for word in source if is_split else [source]:
+            check_text(word, 'word' if is_split else 'text')
+        options = dict(return_tensors='pt', verbose=False)
+        encoding = tokenizer(source, is_split_into_words=is_split, **options)
+        word_ids, spans = encoding.word_ids(), encoding.encodings[0].offsets
+        if not is_split:
+            return cls(encoding, source, source, spans)
+        if not getattr(tokenizer, 'settings', {}):  # a pipeline cuts texts
+            for i in sorted(set(range(len(source))) - set(word_ids)):
+                raise ValueError(f"word {i}, {source[i]!r}, has no token")
+        starts = list(accumulate((len(word) + 1 for word in source), initial=0))
+        shifts = [0 if i is None else starts[i] for i in word_ids]
+        spans = [(a + shift, b + shift) for (a, b), shift in zip(spans, shifts)]
+        return cls(encoding, source, ' '.join(source), spans)
+
+    def units(self, tokenizer, enc, kind):
+        "Return the units to explain by; None for tokens."
+        if kind == 'token':
+            return None
+        if isinstance(self.source, str):
+            return [text_units(tokenizer, enc, self.source, 'word')]
+        ids, word_ids = self.encoding.input_ids[0], self.encoding.word_ids()
+        return [sorted_units(tokenizer, ids, word_ids, self.source)]
 
 
-def _entities_of_pipeline(pipeline, tokenized, written, spans, logits, answer):
-    """Return kind, tokens (the first, after the last), target, and info of each entity
-    of a pipeline's answer, with its score.
-    """
-    option = pipeline._postprocess_params.get('aggregation_strategy')
-    strategy = 'none' if option is None else option.value
-    scores = logits.float().softmax(-1).cpu().numpy()
-    special = tokenized.encodings[0].special_tokens_mask
-    ids = tokenized.input_ids[0]
-    pieces = pipeline.gather_pre_entities(written, ids, scores, spans, special, option)
-    words = []  # the pieces to which the strategy gives one tag
-    for piece in pieces:
-        if words and piece['is_subword'] and strategy in ('first', 'max', 'average'):
+@dataclass
+class _TaggedTokens:
+    "Consecutive tokens that a tagger marks as one entity."
+
+    kind: str
+    start: int  # the first token
+    end: int  # after the last
+    target: Target  # of the tag that is explained
+    info: dict[str, float] = field(default_factory=dict)  # a pipeline's score
+
+
+def _entities_of_model(model, enc, tokenized, labels):
+    "Return the entities of the tags of each word's first token."
+    with torch.no_grad():
+        classes = model(**enc).logits[0].argmax(-1).tolist()
+    numbers = sorted(set(tokenized.encoding.word_ids()) - {None})
+    # first token, after the last
+    words = [tokenized.encoding.word_to_tokens(i) for i in numbers]
+    entities = []
+    for kind, start, end in tagged_entities([labels[classes[i]] for i, _ in words]):
+        first, after = words[start][0], words[end - 1][1]
+        target = Target(classes[first], position=first)
+        entities.append(_TaggedTokens(kind, first, after, target))
+    return entities
+
+
+def _words_of_pipeline(pipeline, tokenized, scores):
+    "Return the pieces of each word to which the pipeline's strategy gives one tag."
+    encoding, option = tokenized.encoding, _strategy(pipeline)
+    special, ids = encoding.encodings[0].special_tokens_mask, encoding.input_ids[0]
+    call = tokenized.text, ids, scores, tokenized.spans, special, option
+    words = []
+    for piece in pipeline.gather_pre_entities(*call):
+        joins = option is not None and option.value in ('first', 'max', 'average')
+        if words and piece['is_subword'] and joins:
             words[-1].append(piece)
         else:
             words.append([piece])
+    return words
+
+
+def _strategy(pipeline):
+    return pipeline._postprocess_params.get('aggregation_strategy')
+
+
+def _entities_of_pipeline(pipeline, tokenized, output, answer):
+    "Return the entities of a pipeline's answer, each with its score."
+    strategy = getattr(_strategy(pipeline), 'value', 'none')
+    scores = output.logits[0].float().softmax(-1).cpu().numpy()
     entities, last = [], None
-    for word in words:
+    for word in _words_of_pipeline(pipeline, tokenized, scores):
         p = np.stack([piece['scores'] for piece in word])
         of_tags = dict(average=p.mean(0), max=p.max(0)).get(strategy, p[0])
         tag = int(of_tags.argmax())
         label = pipeline.model.config.id2label[tag]
         (letter, tagged), after = pipeline.get_tag(label), word[-1]['index'] + 1
         if strategy != 'none' and letter != 'B' and tagged == last:
-            entities[-1][1][1] = after
+            entities[-1].end = after
             continue
         row, last = 0 if strategy == 'first' else int(p[:, tag].argmax()), tagged
         target = Target(tag, position=word[row]['index'])
         kind = label if strategy == 'none' else label.split('-', 1)[-1]
-        entities.append((kind, [word[0]['index'], after], target, {}))
+        entities.append(_TaggedTokens(kind, word[0]['index'], after, target))
     ignored = pipeline._postprocess_params.get('ignore_labels', ['O'])
-    entities = [entity for entity in entities if entity[0] not in ignored]
+    entities = [entity for entity in entities if entity.kind not in ignored]
     kinds = [entity.get('entity_group', entity.get('entity')) for entity in answer]
-    if [kind for kind, *_ in entities] != kinds:
+    if [entity.kind for entity in entities] != kinds:
         raise ValueError(
             f"this {type(pipeline).__name__} finds entities in a way of its own; give"
             " its model and its tokenizer"
         )
-    for (*_, info), entity in zip(entities, answer):
-        info['score'] = float(entity['score'])
+    for entity, answered in zip(entities, answer):
+        entity.info['score'] = float(answered['score'])
     return entities
 
 
@@ -152,47 +202,40 @@ def explain_entities(
     one_of('units', units, ('token', 'word'))
     model, tokenizer = unwrap(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else as_texts(texts)
-    tokenized = [_tokenize(tokenizer, text) for text in texts]
-    encs = [dict(t) for t, *_ in tokenized]
+    tokenized = [_Tokenized.from_source(tokenizer, text) for text in texts]
+    encs = [dict(t.encoding) for t in tokenized]
     inputs = CallInputs.from_args(model, tokenizer, encs, device=device)
     model, records = inputs.model, []
     labels = _labels(model)
-    for text, enc, (t, written, spans) in zip(texts, inputs.encs, tokenized):
-        word_ids = t.word_ids()
+    for enc, t in zip(inputs.encs, tokenized):
         if getattr(tokenizer, 'own_call', None) is None:  # no pipeline
-            with torch.no_grad():
-                classes = model(**enc).logits[0].argmax(-1).tolist()
-            numbers, entities = sorted(set(word_ids) - {None}), []
-            words = [t.word_to_tokens(i) for i in numbers]  # first token, after last
-            tags = [labels[classes[first]] for first, _ in words]  # of a word's first
-            for kind, start, end in tagged_entities(tags):
-                first = words[start][0]
-                tag = Target(classes[first], position=first)
-                entities.append((kind, [first, words[end - 1][1]], tag, {}))
+            entities = _entities_of_model(model, enc, t, labels)
         else:
-            tokenizer = tokenizer.comparing(enc, text)
+            tokenizer = tokenizer.comparing(enc, t.source)
             output, _, answer = tokenizer.own_answer()
-            entities = _entities_of_pipeline(
-                tokenizer.source, t, written, spans, output.logits[0], answer
-            )
-        own_units = None
-        if units == 'word' and isinstance(text, str):
-            own_units = [text_units(tokenizer, enc, text, 'word')]
-        elif units == 'word':
-            own_units = [sorted_units(tokenizer, t.input_ids[0], word_ids, text)]
-        maps = Attributions()
-        for kind, tokens, target, info in entities:
-            (a,) = explain_batch(
-                model, tokenizer, [enc], method, target, own_units, **options
-            )
+            entities = _entities_of_pipeline(tokenizer.source, t, output, answer)
+        units_of_text, maps = t.units(tokenizer, enc, units), Attributions()
+        for x in entities:
+            call = model, tokenizer, [enc], method, x.target, units_of_text
+            (a,) = explain_batch(*call, **options)
             add_provenance([a], model, options)
-            first, last = tokens[0], tokens[1] - 1
-            words = [word_ids[first], word_ids[last] + 1]
-            info |= dict(kind=kind, text=written[spans[first][0] : spans[last][1]])
-            a.info['entity'] = dict(info, tokens=tokens, words=words)
+            a.info['entity'] = _describe_entity(x, t)
             maps.append(a)
         records.append(maps)
     return records
+
+
+def _describe_entity(entity, tokenized):
+    "Return an entity's kind, its text, and the indices of its tokens and words."
+    first, last = entity.start, entity.end - 1
+    word_ids, spans = tokenized.encoding.word_ids(), tokenized.spans
+    text = tokenized.text[spans[first][0] : spans[last][1]]
+    return entity.info | dict(
+        kind=entity.kind,
+        text=text,
+        tokens=[entity.start, entity.end],
+        words=[word_ids[first], word_ids[last] + 1],
+    )
 
 # %% ../../nbs/lib/tasks_classifiers.ipynb #c0a7e006
 class OneChoice(torch.nn.Module):
@@ -219,22 +262,17 @@ def _contrast(a, b):
     """Return the record of one choice's number minus another's: the units of the
     question, which are removed from both, of the first choice, and of the second.
     """
-    first, second = (
-        [[i for i, s in enumerate(x.info['spans']) if s and s[0] == k] for k in (0, 1)]
-        for x in (a, b)
-    )
-    tokens = [[x.tokens[i] for i in y[0]] for x, y in ((a, first), (b, second))]
-    if tokens[0] != tokens[1]:
+    question, first = _indices_of_part(a, 0), _indices_of_part(a, 1)
+    question_of_b, second = _indices_of_part(b, 0), _indices_of_part(b, 1)
+    words = [a.tokens[i] for i in question]
+    if words != [b.tokens[i] for i in question_of_b]:
         raise ValueError(
             "the question is cut for one of the choices; give shorter texts"
         )
-    of_question = a.scores[first[0]] - b.scores[second[0]]
-    scores = torch.cat([of_question, a.scores[first[1]], -b.scores[second[1]]])
-    names = (
-        tokens[0] + [a.tokens[i] for i in first[1]] + [b.tokens[i] for i in second[1]]
-    )
-    spans = [a.info['spans'][i] for i in first[0] + first[1]]
-    spans += [(2, *b.info['spans'][i][1:]) for i in second[1]]
+    of_question = a.scores[question] - b.scores[question_of_b]
+    names = words + [a.tokens[i] for i in first] + [b.tokens[i] for i in second]
+    spans = [a.info['spans'][i] for i in question + first]
+    spans += [(2, *b.info['spans'][i][1:]) for i in second]
     info = {k: a.info[k] for k in ('options', 'model', 'weights') if k in a.info}
     info |= dict(text=(*a.info['text'], b.info['text'][1]), spans=spans)
     if a.exact and b.exact:
@@ -242,7 +280,7 @@ def _contrast(a, b):
     return replace(
         a,
         tokens=names,
-        scores=scores,
+        scores=torch.cat([of_question, a.scores[first], -b.scores[second]]),
         is_special=torch.zeros(len(names), dtype=torch.bool),
         is_content=None,
         target=(a.target, b.target),
@@ -251,6 +289,26 @@ def _contrast(a, b):
         input_ids=None,
         info=info,
     )
+
+
+def _indices_of_part(a, part):
+    "Return the indices of the units of the first (0) or second text of a pair."
+    return [i for i, x in enumerate(a.info['spans']) if x and x[0] == part]
+
+
+def _check_choices(question, choices, contrast):
+    "Raise ValueError for bad texts, fewer than two choices, or a bad contrast."
+    check_text(question, 'question')
+    for choice in choices:
+        check_text(choice, 'choice')
+    n = len(choices)
+    if n < 2:
+        raise ValueError(f"choices must be two texts or more, got {n}")
+    if contrast is not None and (len(contrast) != 2 or {*contrast} - {*range(n)}):
+        raise ValueError(
+            f"contrast={contrast!r} are not two of the {n} choices; take two"
+            f" indices from 0 to {n - 1}"
+        )
 
 
 @restores_state
@@ -275,18 +333,8 @@ def explain_choices(
             f" reranker with one number for a pair, got {type(model).__name__}; its"
             " classes are what `explain` explains"
         )
-    check_text(question, 'question')
     choices = as_texts(choices)
-    for choice in choices:
-        check_text(choice, 'choice')
-    if len(choices) < 2:
-        raise ValueError(f"choices must be two texts or more, got {len(choices)}")
-    places = range(len(choices))
-    if contrast is not None and (len(contrast) != 2 or {*contrast} - {*places}):
-        raise ValueError(
-            f"contrast={contrast!r} are not two of the {len(choices)} choices; take two"
-            f" indices from 0 to {len(choices) - 1}"
-        )
+    _check_choices(question, choices, contrast)
     model = OneChoice(model).train(model.training) if reads_all else model
     pairs = [(question, choice) for choice in choices]
     maps = explain(model, tokenizer, pairs, method, None, **options)
@@ -308,22 +356,29 @@ def window_spans(
     return [(start, min(start + size, n)) for start in starts]
 
 
+@dataclass(frozen=True)
+class _Windows:
+    "The windows of a text, in its tokens with the special ones around it."
+
+    ids: list[int]  # of all tokens
+    front: int  # number of tokens in front of the text
+    spans: list[tuple[int, int]]  # (start, end) of each window in the text
+    encs: list[dict[str, torch.Tensor]]  # of each window
+
+
 def _windows(model, tokenizer, text, overlap, max_length):
-    """Return the text's ids, the number of special tokens in front, the windows'
-    spans and their encodings.
-    """
+    "Return the `_Windows` of a text, or of the second text of a pair."
     parts = text if isinstance(text, tuple) else (text,)
     for part in parts:
         check_text(part)
     limit = max_tokens(model, tokenizer)
-    n_special = tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
+    n_around = tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
     if max_length is not None:
-        limit = min(limit, whole_number('max_length', max_length, n_special + 1))
+        limit = min(limit, whole_number('max_length', max_length, n_around + 1))
     # a pipeline may cut a text
     encoding = tokenizer(*parts, verbose=False, truncation=False)
     encoded, ids = dict(encoding), encoding['input_ids']
     content = (~special_mask(tokenizer, ids)).nonzero()[:, 0].tolist()
-    n_around = n_special
     if parts[1:]:  # the first text stands in each window
         part_of = encoding.sequence_ids()
         content = [i for i in content if part_of[i] == 1]
@@ -342,34 +397,33 @@ def _windows(model, tokenizer, text, overlap, max_length):
             f" {parts[-1][:40]!r}… has others in it, or no token"
         )
     spans = window_spans(len(content), size, overlap)
-    encs = [
-        {
-            name: torch.tensor([x[:front] + x[front + a : front + b] + x[end:]])
-            for name, x in encoded.items()
-        }
-        for a, b in spans
-    ]
-    return ids, front, spans, encs
+    encs = [_cut(encoded, front, end, *span) for span in spans]
+    return _Windows(ids, front, spans, encs)
 
 
-def _join(tokenizer, ids, front, spans, maps, overlap):
+def _cut(encoded, front, end, a, b):
+    "Return the encoding of tokens a to b of a text that stands from front to end."
+    return {
+        name: torch.tensor([x[:front] + x[front + a : front + b] + x[end:]])
+        for name, x in encoded.items()
+    }
+
+
+def _join(tokenizer, windows, maps, overlap):
     """Return the record of a text from those of its windows: in an overlap, the first
     half of the tokens has the scores of the first window; the first text of a pair,
     which stands in each, has the mean.
     """
+    ids, front, spans = windows.ids, windows.front, windows.spans
     first, pairs = maps[0], zip(spans, spans[1:])
     middles = [front + (end + start + 1) // 2 for (_, end), (start, _) in pairs]
     bounds = [0, *middles, len(ids)]
-    scores = [
-        a.scores[i - start : j - start]
-        for a, (start, _), i, j in zip(maps, spans, bounds, bounds[1:])
-    ]
-    scores = torch.cat(scores)
+    of_maps = zip(maps, spans, bounds, bounds[1:])
+    scores = torch.cat([a.scores[i - s : j - s] for a, (s, _), i, j in of_maps])
     if not first.is_special[:front].all():  # of a pair's first text
         scores[:front] = torch.stack([a.scores[:front] for a in maps]).mean(0)
     names = ('options', 'model', 'weights')
-    info = {k: first.info[k] for k in names if k in first.info}
-    info['overlap'] = overlap
+    info = {k: first.info[k] for k in names if k in first.info} | dict(overlap=overlap)
     info['windows'] = [
         dict(start=front + start, end=front + end, logit=a.logit)
         for a, (start, end) in zip(maps, spans)
@@ -417,19 +471,24 @@ def explain_windows(
     model, tokenizer = prepare_model(model, tokenizer, texts, device)
     records = Attributions()
     for text in texts:
-        ids, front, spans, encs = _windows(model, tokenizer, text, overlap, max_length)
-        with torch.no_grad():
-            rows = [output_field(model(**encode(model, tokenizer, e))) for e in encs]
-        if rows[0].ndim != 2 or len({row.shape for row in rows}) > 1:
-            raise ValueError(
-                f"{type(model).__name__} has a row per token (or a number), and windows are"
-                " of a classifier, which has a row per text"
-            )
-        predicted = int(torch.cat(rows).mean(0).argmax())
+        windows = _windows(model, tokenizer, text, overlap, max_length)
+        encs, reader = windows.encs, tokenizer
+        predicted = _mean_class(model, tokenizer, encs)
         of_text = predicted if target is None else target
-        reader = tokenizer
         if hasattr(tokenizer, 'comparing') and len(encs) == 1:
             reader = tokenizer.comparing(encs[0], text)
         maps = explain(model, reader, encs, method, of_text, **options)
-        records.append(_join(tokenizer, ids, front, spans, maps, overlap))
+        records.append(_join(tokenizer, windows, maps, overlap))
     return records
+
+
+def _mean_class(model, tokenizer, encs):
+    "Return the class of the largest mean logit; raise ValueError for no classifier."
+    with torch.no_grad():
+        rows = [output_field(model(**encode(model, tokenizer, enc))) for enc in encs]
+    if rows[0].ndim != 2 or len({row.shape for row in rows}) > 1:
+        raise ValueError(
+            f"{type(model).__name__} has a row per token (or a number), and windows are"
+            " of a classifier, which has a row per text"
+        )
+    return int(torch.cat(rows).mean(0).argmax())

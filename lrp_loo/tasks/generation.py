@@ -119,36 +119,15 @@ def with_continuation(
     """Append a continuation, as the tokenizer reads it after the prompt. Raise ValueError
     if a token is of both, or if the model cannot read the whole.
     """
-    ids = text = text_ids = continuation
+    is_text, ids = isinstance(continuation, str), continuation
     if isinstance(model, EncoderDecoder):
-        if isinstance(text, str):
-            ids = model.answer_ids(tokenizer, text)
-        return Continued(model.resume(tokenizer, enc, ids), ids, text, 0, ids)
-    if isinstance(text, str):
-        spaced = f"{prompt.start.rstrip(' ')} {text.lstrip()}"
-        texts = prompt.start, text, prompt.text + text, spaced
-        options = dict(add_special_tokens=False, verbose=False)
-        before, ids, text_ids, others = (
-            tokenizer(x, **options)['input_ids'] for x in texts
-        )
-        if text_ids == before:
-            raise ValueError(f"the answer {continuation!r} has no tokens")
-        read = tokenizer.decode(before + ids)
-        is_begun = any(b == len(prompt.text) for _, b in prompt.spans.values())
-        is_answer |= prompt.is_chat and not is_begun
-        if is_answer and read in (tokenizer.decode(x) for x in (text_ids, others)):
-            text_ids = ids
-        elif text_ids[: len(before)] == before:
-            ids, text = text_ids[len(before) :], prompt.text + text
-        else:
-            shared = [a for a, b in zip(text_ids, before) if a != b] or text_ids[-1:]
-            raise ValueError(
-                "this tokenizer makes one token"
-                f" ({tokenizer.convert_ids_to_tokens(shared[0])!r}) of the prompt's end"
-                f" and the beginning of {continuation!r}; begin the continuation, or"
-                " end the prompt, by a whole word"
-            )
-    row = torch.cat([enc['input_ids'], enc['input_ids'].new_tensor([ids])], 1)
+        ids = model.answer_ids(tokenizer, continuation) if is_text else ids
+        return Continued(model.resume(tokenizer, enc, ids), ids, continuation, 0, ids)
+    continued = Continued(enc, ids, continuation, 0, ids)
+    if is_text:
+        continued = _read_after_prompt(tokenizer, prompt, enc, continuation, is_answer)
+    new = enc['input_ids'].new_tensor([continued.ids])
+    row = torch.cat([enc['input_ids'], new], 1)
     n, limit = row.shape[1], max_tokens(model, tokenizer)
     if n > limit:
         raise ValueError(
@@ -156,9 +135,35 @@ def with_continuation(
             f" {limit}; nothing is cut here, give less"
         )
     check_ids(model, row)
-    row = {'input_ids': row, 'attention_mask': torch.ones_like(row)}
-    start = len(text) - len(continuation)
-    return Continued(row, ids, text, start, text_ids)
+    enc = {'input_ids': row, 'attention_mask': torch.ones_like(row)}
+    return replace(continued, enc=enc)
+
+
+def _read_after_prompt(tokenizer, prompt, enc, text, is_answer):
+    "Return a text as a `Continued`, of which `enc` is the prompt's alone."
+    spaced = f"{prompt.start.rstrip(' ')} {text.lstrip()}"
+    whole, options = prompt.text + text, dict(add_special_tokens=False, verbose=False)
+    before, ids, whole_ids, spaced_ids = (
+        tokenizer(x, **options)['input_ids']
+        for x in (prompt.start, text, whole, spaced)
+    )
+    if whole_ids == before:
+        raise ValueError(f"the answer {text!r} has no tokens")
+    is_begun = any(end == len(prompt.text) for _, end in prompt.spans.values())
+    is_answer |= prompt.is_chat and not is_begun
+    read = tokenizer.decode(before + ids)
+    if is_answer and read in map(tokenizer.decode, (whole_ids, spaced_ids)):
+        return Continued(enc, ids, text, 0, ids)
+    if whole_ids[: len(before)] == before:
+        start, ids = len(prompt.text), whole_ids[len(before) :]
+        return Continued(enc, ids, whole, start, whole_ids)
+    shared = [a for a, b in zip(whole_ids, before) if a != b] or whole_ids[-1:]
+    raise ValueError(
+        "this tokenizer makes one token"
+        f" ({tokenizer.convert_ids_to_tokens(shared[0])!r}) of the prompt's end"
+        f" and the beginning of {text!r}; begin the continuation, or"
+        " end the prompt, by a whole word"
+    )
 
 
 @restores_state
@@ -175,20 +180,18 @@ def _generate(model, tokenizer, prompt, enc, max_new_tokens):
         rest = (defaults.get('max_length') or n_before + 20) - n_before
         max_new_tokens = defaults.get('max_new_tokens') or max(1, rest)
     settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
+    settings |= dict(num_return_sequences=1, return_dict_in_generate=False)
     if isinstance(model, EncoderDecoder):
         ids, decoded = enc['input_ids'], enc['tower_ids'][0] == 1
+        mask = enc['attention_mask'][:, ~decoded]
         start = ids[:, decoded][:, :1]  # generate writes a forced token after it
-        inputs = dict(
-            input_ids=ids[:, ~decoded],
-            attention_mask=enc['attention_mask'][:, ~decoded],
-            decoder_input_ids=start,
-        )
+        inputs = dict(input_ids=ids[:, ~decoded], attention_mask=mask)
+        inputs['decoder_input_ids'] = start
         settings['decoder_start_token_id'] = int(start)
         model, n_before = model.inside, int(decoded.sum())
     else:  # raise an error if the text would be too long
         with_continuation(model, tokenizer, prompt, enc, [0] * max_new_tokens)
     config = copy.deepcopy(model.generation_config)
-    settings |= dict(num_return_sequences=1, return_dict_in_generate=False)
     config.update(**settings)
     if config.pad_token_id is None:
         end = config.eos_token_id
@@ -236,39 +239,42 @@ def explain_generation(
     info = dict(chat=prompt.is_chat)
     before = encode_prompt(model, tokenizer, prompt)
     if continuation is None:
-        continuation, info['generation_config'] = _generate(
-            model, tokenizer, prompt, before, max_new_tokens
-        )
+        call = model, tokenizer, prompt, before, max_new_tokens
+        continuation, info['generation_config'] = _generate(*call)
     else:
         check_text(continuation, 'continuation')
     continued = with_continuation(model, tokenizer, prompt, before, continuation)
-    enc, new_ids = continued.enc, continued.ids
-    spans, n = list(prompt.spans.values()), len(new_ids)
-    if units == 'token':
-        units = None
-    else:  # each generated token is its own unit
-        by_passage = isinstance(units, str) and units == 'passage'
-        of_prompt = spans if by_passage else prompt.shifted(units)
-        units = text_units(tokenizer, before, prompt.start, of_prompt, spans)
-        if by_passage:
-            units = replace(units, names=_labels(units.names))
-        number = torch.cat([units.number, torch.arange(n) + len(units)])
-        names = units.names + tokenizer.convert_ids_to_tokens(new_ids)
-        units = Units(number, names, pad(units.is_special, (0, n)))
-    n_before = before['input_ids'].shape[1]
+    units = _units_with_generated(tokenizer, prompt, before, continued.ids, units)
+    enc, n_before = continued.enc, before['input_ids'].shape[1]
     readout = GeneratedReadout(enc['input_ids'][0], n_before, log_prob)
-    budget = {} if method != 'auto' else dict(passes=PASSES * len(new_ids))
+    budget = {} if method != 'auto' else dict(passes=PASSES * len(continued.ids))
     steps = explain_each(
         model, tokenizer, enc, method, readout, units, **budget | options
     )
     add_provenance(steps, model, options, **info)
     if prompt.is_chat:
-        content = content_tokens(tokenizer, before, prompt.text, spans, is_chat=True)
+        call = tokenizer, before, prompt.text, list(prompt.spans.values())
+        content = content_tokens(*call, is_chat=True)
         # generated tokens are content, too
-        content = content_entries(pad(content, (0, n), value=True), units)
+        content = pad(content, (0, len(continued.ids)), value=True)
+        content = content_entries(content, units)
         for a in steps:
             a.is_content = content[: len(a)] & ~a.is_special
     return Generation(steps)
+
+
+def _units_with_generated(tokenizer, prompt, enc, new_ids, units):
+    "Return the units of a prompt, then each generated token as its own; None: tokens."
+    if units == 'token':
+        return None
+    spans, n = list(prompt.spans.values()), len(new_ids)
+    by_passage = isinstance(units, str) and units == 'passage'
+    of_prompt = spans if by_passage else prompt.shifted(units)
+    units = text_units(tokenizer, enc, prompt.start, of_prompt, spans)
+    names = _labels(units.names) if by_passage else units.names
+    number = torch.cat([units.number, torch.arange(n) + len(units)])
+    names = names + tokenizer.convert_ids_to_tokens(new_ids)
+    return Units(number, names, pad(units.is_special, (0, n)))
 
 # %% ../../nbs/lib/tasks_generation.ipynb #c0a7e001
 def _labels(texts):
@@ -310,6 +316,15 @@ def _context_prompt(
     prompt = fill_template(template, others, tokenizer, model, options)
     others = others.keys() - values.keys()
     return prompt, names + [name for name in prompt.values if name in others]
+
+
+def _units_of_context(tokenizer, prompt, enc, names, texts, units):
+    "Return the units of an encoded prompt whose passages have these placeholders."
+    spans, labels = _context_units(prompt, names, texts, units)
+    content = [prompt.spans[name] for name in names]
+    merges = not labels and (isinstance(units, str) or callable(units))
+    units = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
+    return replace(units, names=labels) if labels else units
 
 
 def _context_units(prompt, names, texts, units):
@@ -483,35 +498,31 @@ def attribute_context(
     gap = '' if all(text is None or text[0].isspace() for text in answers) else ' '
     call = texts, question, template, gap, tools, template_options
     prompt, names = _context_prompt(model, tokenizer, *call)
-    spans, labels = _context_units(prompt, names, texts, units)
     enc = encode_prompt(model, tokenizer, prompt)
-    content = [prompt.spans[name] for name in names]
-    merges = not labels and (isinstance(units, str) or callable(units))
-    of_prompt = text_units(tokenizer, enc, prompt.start, spans, content, merges=merges)
-    if labels:
-        of_prompt = replace(of_prompt, names=labels)
+    of_prompt = _units_of_context(tokenizer, prompt, enc, names, texts, units)
     options_of_sets = options
-    if labels and method == 'auto':
+    if units == 'passage' and method == 'auto':
         options = dict(passes=None) | options
-    prompt_info = dict(template=prompt.template, chat=prompt.is_chat)
-    of_call = dict(question=question, passages=texts if texts is passages else [])
-    prompt_info |= {name: value for name, value in of_call.items() if value}
+    info = dict(template=prompt.template, chat=prompt.is_chat)
+    info |= dict(question=question) if question else {}
+    info |= dict(passages=texts) if texts is passages else {}
     explained = []
     for text in answers:
-        call = prompt, enc, text, answer_units, max_new_tokens
-        whole, parts, info = _read_answer(model, tokenizer, *call)
-        prompt_info |= info
-        call = whole, parts, of_prompt, method, options
-        explained += _explain_answer(model, tokenizer, *call)
+        call = model, tokenizer, prompt, enc, text, answer_units, max_new_tokens
+        whole, parts, info_of_answer = _read_answer(*call)
+        info |= info_of_answer
+        call = model, tokenizer, whole, parts, of_prompt, method, options
+        explained += _explain_answer(*call)
     maps, numbers = map(list, zip(*explained))
-    add_provenance(maps, model, options, **prompt_info)
-    each = [[number] for number in numbers]
+    add_provenance(maps, model, options, **info)
+    numbers_of_maps = [[number] for number in numbers]
     if target is not None:
         first, second = numbers
-        maps, each = [_difference(*maps)], [[first, second._replace(sign=-1)]]
-    for a, of_map in zip(maps, each if sets is not None else []):
-        call = (model, tokenizer, a, of_map, sets)
-        a.info |= sets_of_units(*call, as_method(method).run, options_of_sets)
+        maps = [_difference(*maps)]
+        numbers_of_maps = [[first, second._replace(sign=-1)]]
+    for a, of_map in zip(maps, numbers_of_maps if sets is not None else []):
+        call = model, tokenizer, a, of_map, sets, as_method(method).run
+        a.info |= sets_of_units(*call, options_of_sets)
     return maps[0] if answer_units is None else Comparison(maps)
 
 # %% ../../nbs/lib/tasks_generation.ipynb #0000001c
@@ -548,22 +559,12 @@ def audit_generation(
     if not prompts:
         raise ValueError("prompts is empty; give at least one")
     unique = list({repr(prompt): prompt for prompt in prompts}.values())
+    how = dict(max_new_tokens=max_new_tokens, tools=tools)
+    how['template_options'] = template_options
     rows = []
     for prompt in progress_bar(unique, progress, desc='generations'):
-        loo, row = None, {}  # name → mean r, seconds and tokens, or why it is refused
-        for name, (one, options) in {'loo': ('loo', {}), **methods}.items():
-            options = options | dict(method=one, max_new_tokens=max_new_tokens)
-            options |= dict(tools=tools, template_options=template_options)
-            call = partial(explain_generation, model, tokenizer, prompt, **options)
-            start = time.perf_counter()
-            g = call() if loo is None else or_refusal(call)
-            row[name] = dict(seconds=time.perf_counter() - start)
-            if isinstance(g, Refusal):
-                row[name] |= dict(refused=g)
-                continue
-            loo = loo or g
-            row[name] |= dict(r=generation_agreement(g, loo), tokens=len(g))
-        rows.append(row)
+        call = partial(explain_generation, model, tokenizer, prompt)
+        rows.append(_generation_row(call, methods, how))
     table, numbers = {}, ['r', 'seconds', 'tokens']  # NaN if refused
     for name in rows[0]:
         entries = pd.DataFrame([row[name] for row in rows], columns=numbers)
@@ -572,3 +573,19 @@ def audit_generation(
         table[name] = dict(r=mean, r_se=se, n=entries.tokens.count(), **sums)
     table = pd.DataFrame(table).T.rename_axis('method')
     return audit_table(table, rows, methods, len(prompts) - len(unique))
+
+
+def _generation_row(explain_prompt, methods, how):
+    "Return each method's mean r, seconds and tokens on a prompt, or why it refuses."
+    loo, row = None, {}
+    for name, (method, options) in {'loo': ('loo', {}), **methods}.items():
+        call = partial(explain_prompt, **options | dict(method=method) | how)
+        start = time.perf_counter()
+        g = call() if loo is None else or_refusal(call)
+        row[name] = dict(seconds=time.perf_counter() - start)
+        if isinstance(g, Refusal):
+            row[name] |= dict(refused=g)
+            continue
+        loo = loo or g
+        row[name] |= dict(r=generation_agreement(g, loo), tokens=len(g))
+    return row

@@ -173,19 +173,23 @@ def explain_pairs(
             f" {removal!r}; take method='exact'"
         )
     inputs = CallInputs.from_args(model, tokenizer, texts, target, units, **settings)
-    model, tokenizer = inputs.model, inputs.tokenizer
     if not all('input_ids' in enc for enc in inputs.encs):
         raise TypeError("pairs need a text's tokens; give a list of str")
-    records = []
-    of_texts = zip(inputs.encs, inputs.targets, inputs.units, inputs.content)
-    for enc, target, units, content in of_texts:
-        n_tokens = enc['input_ids'].shape[1]
-        n = int(content_units(tokenizer, enc, units, n_tokens).sum())
-        if n < 2:
-            raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-        call = run, target, [units], [content]
-        (main,) = explain_batch(model, tokenizer, [enc], *call, **options)
-        main.method = method
-        add_provenance([main], model, options, **inputs.info)
-        records.append(Pairs(main, main.info.pop('pairs').float()))
-    return records
+    return [
+        _pairs_of_text(inputs.select([k]), method, run, options)
+        for k in range(len(inputs))
+    ]
+
+
+def _pairs_of_text(inputs, method, run, options):
+    "Return the pairs of one text."
+    model, tokenizer, (enc,) = inputs.model, inputs.tokenizer, inputs.encs
+    n_tokens = enc['input_ids'].shape[1]
+    n = int(content_units(tokenizer, enc, inputs.units[0], n_tokens).sum())
+    if n < 2:
+        raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
+    call = run, inputs.targets[0], inputs.units, inputs.content
+    (main,) = explain_batch(model, tokenizer, [enc], *call, **options)
+    main.method = method
+    add_provenance([main], model, options, **inputs.info)
+    return Pairs(main, main.info.pop('pairs').float())
