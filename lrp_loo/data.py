@@ -320,9 +320,8 @@ def _read_table(path, name, sep, encoding):
         raise ValueError(
             f"{name!r} is not a data file that can be read; it must end in {ACCEPTED}"
         )
-    accepted = ['sep'] * (suffix in ('.csv', '.tsv')) + ['encoding'] * (
-        suffix in TEXT_FILES
-    )
+    accepted = ['sep'] * (suffix in ('.csv', '.tsv'))
+    accepted += ['encoding'] * (suffix in TEXT_FILES)
     _check_options(name, accepted, sep=sep, encoding=encoding)
     text = '' if suffix == '.parquet' else _decode(path, name, encoding or 'utf-8')
     try:

@@ -230,8 +230,7 @@ class Attributor:
         targets = targets_of_texts(self.model, self.tokenizer, target, len(x))
         model, tokenizer = self.model, self.tokenizer
         has_dims = x.ndim == 3 and self.method.takes('dims')
-        if has_dims:
-            options['dims'] = True
+        options |= dict(dims=True) if has_dims else {}
         if x.ndim == 3:
             model, batch, tokenizer = *_given_embeddings(model, batch), None
         call = partial(self.method, model, tokenizer)

@@ -126,6 +126,15 @@ def _check_explained(text, data, pair, methods, has_output):
         )
 
 
+def _page(model, tokenizer, text, methods, target, truncation):
+    "Return the interactive page, these methods first."
+    from lrp_loo.reports.page import PAGE_METHODS, explain_page
+
+    names = list(dict.fromkeys([*methods, *PAGE_METHODS]))
+    options = dict(target=target, truncation=truncation)
+    return explain_page(model, tokenizer, text, names, **options)
+
+
 CALIBRATION = 'a file of lrp_loo calibrate: adds an interval for each exact score'
 
 
@@ -151,8 +160,8 @@ def explain(
     lrp_loo explain --data reviews.csv --column text --json > rows.jsonl
     """
     _check_explained(text, shared.data, pair, method, shared.out or shared.html)
-    of_auto = opt.passes_option(method, passes)
-    of_loo = opt.precision_option(method, precision)
+    of_auto = opt.method_option(method, 'passes', passes)
+    of_loo = opt.method_option(method, 'precision', precision)
     options = dict(units=units, truncation=truncation, template=template)
     if calibration is not None:
         from lrp_loo.records.base import load
@@ -176,11 +185,7 @@ def explain(
     maps = [a for x in arguments for a in explain(loaded, tokenizer, texts, **x)]
     page = None
     if shared.html and not (of_auto or of_loo or pair or template or calibration):
-        from lrp_loo.reports.page import PAGE_METHODS, explain_page
-
-        names = list(dict.fromkeys([*method, *PAGE_METHODS]))
-        options = dict(target=target, truncation=truncation)
-        page = explain_page(loaded, tokenizer, text, names, **options)
+        page = _page(loaded, tokenizer, text, method, target, truncation)
     # nothing is written before everything is computed
     record = maps[0] if len(maps) == 1 else Comparison(maps)
     shared.write(record, page)
@@ -297,7 +302,7 @@ def context(
     lrp_loo context - 'I laughed.' --question 'How was it?' < review.txt
     lrp_loo context 'It opens at ten. Dogs wait.' --sets 0.9 --question 'When?'
     """
-    options = opt.passes_option([method], passes) | dict(sets=sets)
+    options = opt.method_option([method], 'passes', passes) | dict(sets=sets)
     from lrp_loo.tasks.generation import attribute_context
 
     loaded, tokenizer, _ = shared.load_model('next token')
@@ -392,7 +397,7 @@ def calibrate(
     lrp_loo calibrate --data reviews.csv --method removal --out removal.json
     lrp_loo explain 'a slow, warm film' --calibration removal.json
     """
-    options = opt.passes_option([method], passes)
+    options = opt.method_option([method], 'passes', passes)
     from lrp_loo.evaluate.intervals import calibrate as run_calibration
 
     texts = shared.read_texts()
@@ -436,17 +441,17 @@ def summarize(
     shared.write(summary)
     if shared.json:
         about = dict(data=texts.info, model=label, n=len(texts), target=target)
-        for field in ('method', 'units', 'min_count', 'number'):
-            about[field] = getattr(summary, field)
-        opt.print_json(about | dict(words=summary.to_frame().to_dict('records')))
+        names = ('method', 'units', 'min_count', 'number')
+        about |= {name: getattr(summary, name) for name in names}
+        opt.print_json(about | dict(words=summary.to_frame()))
         return
     print(opt.describe_texts(texts, label))
     number = f'the {summary.number} of a class, with 95 % intervals'
     print(f'words by mean effect on {number}: {summary.headline}')
     for name, words in summary.top(20).items():
         opt.print_lines('', f'{name}, {summary.n_texts(name)} texts')
-        columns = ['mean', 'low', 'high', 'texts', 'count']
-        opt.print_table(words.set_index('word')[columns])
+        words = words.set_index('word')
+        opt.print_table(words[['mean', 'low', 'high', 'texts', 'count']])
 
 # %% ../../nbs/lib/cli_commands.ipynb #383b5fee
 WORDS = 'words that should matter, with commas'
@@ -486,7 +491,13 @@ def diagnose(
         about |= dict(shortcuts=d.shortcuts, ignored=d.ignored)
         opt.print_json(about | dict(words=d.words, errors=d.errors))
         return
-    opt.print_lines(opt.describe_texts(texts, label), d.sentence)
+    print(opt.describe_texts(texts, label))
+    _print_diagnosis(d)
+
+
+def _print_diagnosis(d):
+    "Print the strongest finding, the words, the counts, and the wrong answers."
+    opt.print_lines(d.sentence)
     opt.print_table(d.words.head(20).set_index('word'))
     n_none = len(d.carried_by_none)
     print(f'{n_none} of {len(d.answers)} answers: no single word carries them')

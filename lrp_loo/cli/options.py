@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['NAMES', 'PASSES', 'TARGET', 'PRECISION', 'TEMPLATE', 'TEXT', 'Text', 'Method', 'Methods', 'Passes', 'Precision',
-           'Target', 'Units', 'Template', 'Truncation', 'SHARED', 'OF_TEXT', 'OF_DATA', 'OF_TEXTS', 'parse_methods',
-           'parse_method', 'parse_template', 'Shared', 'with_options', 'resolve_target', 'passes_option',
-           'precision_option', 'read_stdin', 'describe_texts', 'check_folder', 'check_output', 'print_json',
-           'print_lines', 'print_table']
+           'Target', 'Units', 'Template', 'Truncation', 'SHARED', 'OF_TEXT', 'OF_DATA', 'OF_TEXTS', 'OPTION_METHODS',
+           'parse_methods', 'parse_method', 'parse_template', 'Shared', 'with_options', 'resolve_target',
+           'method_option', 'read_stdin', 'describe_texts', 'check_folder', 'check_output', 'print_json', 'print_lines',
+           'print_table']
 
 # %% ../../nbs/lib/cli_options.ipynb #02a04fa1
 import os
@@ -185,15 +185,6 @@ def with_options(
     """
 
     def decorate(run):
-        _, *parameters = signature(run).parameters.values()
-        for name in names.split():
-            kind, default, text = SHARED[name]
-            flag = [f'--{name}'] if kind is bool else []  # without --no-…
-            option = Option(*flag, help=text, min=0 if kind is int else None)
-            how = dict(annotation=Annotated[kind, option])
-            how['default'] = defaults.get(name, default)
-            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, **how))
-
         @wraps(run)
         def command(**values):
             shared = {name: values.pop(name) for name in names.split()}
@@ -203,18 +194,37 @@ def with_options(
                     values[name] = read_stdin()
             try:
                 run(Shared(**shared), **values)
-            except KeyboardInterrupt as e:  # `keeps_rows_in` says where rows are
-                name = '--results' if 'results' in values else '--out'
-                rows = str(e).partition('; ')[2]
-                rows = rows.replace('results=', f'{name} FILE.json')
-                rows = rows.replace('same call', 'same command without --fresh')
-                print(printable(f'{rows}; ' if rows else ''), end='', file=sys.stderr)
+            except KeyboardInterrupt as e:
+                _report_rows(e, '--results' if 'results' in values else '--out')
                 raise
 
+        _, *parameters = signature(run).parameters.values()
+        parameters += _shared_parameters(names, defaults)
         command.__signature__ = Signature(parameters)
         return command
 
     return decorate
+
+
+def _shared_parameters(names, defaults):
+    "Return the parameters of shared options, in typer's annotations."
+    parameters = []
+    for name in names.split():
+        kind, default, text = SHARED[name]
+        flag = [f'--{name}'] if kind is bool else []  # without --no-…
+        option = Option(*flag, help=text, min=0 if kind is int else None)
+        how = dict(annotation=Annotated[kind, option])
+        how['default'] = defaults.get(name, default)
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, **how))
+    return parameters
+
+
+def _report_rows(interrupt, option):
+    "Print where the finished rows are, if `keeps_rows_in` says so."
+    rows = str(interrupt).partition('; ')[2]
+    rows = rows.replace('results=', f'{option} FILE.json')
+    rows = rows.replace('same call', 'same command without --fresh')
+    print(printable(f'{rows}; ' if rows else ''), end='', file=sys.stderr)
 
 # %% ../../nbs/lib/cli_options.ipynb #6bb48af9
 def resolve_target(
@@ -233,29 +243,22 @@ def resolve_target(
     return first, second
 
 
-def passes_option(
-    methods: Collection[str],
-    passes: int | None,  # --passes
-) -> dict[str, int | None]:
-    "Return the option `passes` of auto, or {}; raise UsageError without auto."
-    if passes is None:
-        return {}
-    if 'auto' not in methods:
-        raise UsageError(f"--passes belongs to auto, got --method {','.join(methods)}")
-    return dict(passes=passes or None)
+# options that some methods alone have
+OPTION_METHODS = dict(passes=('auto',), precision=('auto', 'loo'))
 
 
-def precision_option(
+def method_option(
     methods: Collection[str],
-    precision: str,  # --precision
-) -> dict[str, str]:
-    "Return the option `precision`, or {}; raise UsageError without auto and loo."
-    if precision == 'float32':
+    name: str,  # of OPTION_METHODS
+    value: Any,  # None, and precision 'float32', are left out; passes 0 becomes None
+) -> dict[str, Any]:
+    "Return the option, or {}; raise UsageError if no method has it."
+    if value is None or value == 'float32':
         return {}
-    if not {'auto', 'loo'} & {*methods}:
-        names = ','.join(methods)
-        raise UsageError(f"--precision belongs to auto and loo, got --method {names}")
-    return dict(precision=precision)
+    if not {*OPTION_METHODS[name]} & {*methods}:
+        belongs = f"--{name} belongs to {' and '.join(OPTION_METHODS[name])}"
+        raise UsageError(f"{belongs}, got --method {','.join(methods)}")
+    return {name: value or None}
 
 
 def read_stdin() -> str:

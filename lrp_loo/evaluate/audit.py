@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FEWEST_TEXTS', 'LEAST_TRUSTED_R', 'SHORT', 'MEANS', 'AUDIT_COLUMNS', 'BUDGETS', 'is_reference', 'compare_with_loo',
-           'token_classes', 'faithfulness_rows', 'rows_with_effect', 'Verdict', 'verdict', 'AuditTable', 'audit_table',
-           'audit', 'audit_function', 'Frontier', 'frontier']
+           'faithfulness_rows', 'rows_with_effect', 'Verdict', 'verdict', 'AuditTable', 'audit_table', 'audit',
+           'audit_function', 'Frontier', 'frontier']
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #bf259095
 import os
@@ -100,26 +100,8 @@ def _batches(targets, size):
             yield target, indices[start : start + n]
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #00000009
-def token_classes(a: Attribution) -> str:
-    """Return a letter per token: s special, b and a of a template before and after
-    the text, c content, p the punctuation that ends it.
-    """
-    content = a.is_content.tolist()
-    first = content.index(True) if any(content) else len(a)
-    last = len(a) - 1 - content[::-1].index(True) if any(content) else -1
-
-    def letter(i):
-        if a.is_special[i]:
-            return 's'
-        if not content[i]:
-            return 'b' if i < first else 'a'
-        return 'p' if i == last and not any(map(str.isalnum, a.tokens[i][-1:])) else 'c'
-
-    return ''.join(map(letter, range(len(a))))
-
-
-def _row(loo, maps, curves, stored, costs):
-    "Return a text's row, with rounded scores of the methods named in `stored`."
+def _row(loo, maps, curves, costs):
+    "Return a text's row."
     methods = {name: _method_entry(a, loo, costs) for name, a in maps.items()}
     for name, (morf, lerf) in curves.items():
         methods[name] |= dict(lerf=curve_area(lerf), morf=curve_area(morf))
@@ -128,10 +110,6 @@ def _row(loo, maps, curves, stored, costs):
         row['largest'] = loo.largest.score
     if not loo.exact:
         row['expected_r'] = loo.expected_r
-    if stored:
-        kept = [k for k in stored if k in maps and not isinstance(maps[k], Refusal)]
-        scores = {name: _four_digits(maps[name].scores) for name in kept}
-        row |= dict(classes=token_classes(loo), maps=scores)
     return row
 
 
@@ -143,10 +121,6 @@ def _method_entry(a, loo, costs):
     if costs:
         entry |= dict(exact=a.content_is_exact, passes=a.passes, seconds=a.seconds)
     return entry
-
-
-def _four_digits(scores):
-    return [float(f'{x:.4g}') for x in scores.tolist()]
 
 
 def faithfulness_rows(
@@ -162,7 +136,8 @@ def faithfulness_rows(
     curves: Sequence[str] | None = None,  # methods that get curves; None: all
     content: list[torch.Tensor | None] | None = None,  # (T,) bool per text, or None
     refusals: bool = False,  # store the reason of a refusal as `refused`
-    maps: tuple[str, ...] = (),  # methods whose scores are stored in the row
+    # LOO, name → scores (or `Refusal`): further entries of a text's row
+    describe: Callable[[Attribution, dict[str, Any]], dict[str, Any]] | None = None,
     batch_size: int | None = 1,  # texts in one padded batch of a method; None: all
     # also store the largest LOO as `largest`, and per method exact, passes, seconds
     costs: bool = False,
@@ -191,7 +166,10 @@ def faithfulness_rows(
     targets = [fix_index(target, loo.target) for loo in loos]
     fill = fill_id(tokenizer, removal)
     areas = perturbation_curves(model, encs, scores, units, targets, removal, fill)
-    return [_row(*entries, maps, costs) for entries in zip(loos, by_text, areas)]
+    rows = [_row(*entries, costs) for entries in zip(loos, by_text, areas)]
+    for row, loo, of_text in zip(rows, loos, by_text):
+        row |= describe(loo, of_text) if describe else {}
+    return rows
 
 
 def _scores_of(explained, names):
@@ -476,6 +454,10 @@ def audit(
     return _audited(results.rows, methods, len(keys), name_of_model(inputs.model))
 
 
+def _mean_cost(by_text, name, cost):
+    return pd.Series([x[name].get(cost) for x in by_text], dtype=float).mean()
+
+
 def _audited(rows, methods, n_texts, model):
     "Return the table of an audit."
     names, kept = list(methods), rows_with_effect(rows)
@@ -486,10 +468,7 @@ def _audited(rows, methods, n_texts, model):
     table['n_no_effect'] = len(rows) - len(kept)
     by_text, copies = [row['methods'] for row in rows], n_texts - len(rows)
     for cost in ('passes', 'seconds'):
-        costs = {
-            m: pd.Series([x[m].get(cost) for x in by_text], dtype=float) for m in names
-        }
-        table[cost] = pd.DataFrame(costs).mean()
+        table[cost] = [_mean_cost(by_text, name, cost) for name in names]
     lines = [*completeness_lines(rows, names), *_precision_lines(rows)]
     table = audit_table(table[AUDIT_COLUMNS], by_text, methods, copies, lines)
     if set(methods) - {'loo'}:
@@ -521,7 +500,7 @@ def audit_function(
         maps[name] = [outcome] * len(unique) if is_refused else outcome
     for i, loo in enumerate(loos):
         of_text = {name: records[i] for name, records in maps.items()}
-        rows.append(dict(i=i) | _row(loo, of_text, {}, (), True))
+        rows.append(dict(i=i) | _row(loo, of_text, {}, True))
     return _audited(rows, methods, len(texts), function_called(function))
 
 # %% ../../nbs/lib/evaluate_audit.ipynb #9bd2ec15
@@ -587,7 +566,7 @@ def frontier(
     def run(texts):
         call = texts.model, texts.tokenizer, texts.encs, methods, texts.targets[0]
         (loo,), maps = compare_with_loo(*call, content=texts.content)
-        return [_row(loo, {name: a for name, (a,) in maps.items()}, {}, (), True)]
+        return [_row(loo, {name: a for name, (a,) in maps.items()}, {}, True)]
 
     # each text alone, so that its cost is its own
     results, _ = rows_of_texts(

@@ -194,8 +194,8 @@ def _start_actors(ray, workers, options):
             f" {n_cpus} and {n_gpus}; take fewer, or start a cluster with more"
             " (ray.init(num_cpus=...))"
         )
-    threads = None if on_gpu else max(1, os.cpu_count() // workers)
-    options = options | dict(device='cuda' if on_gpu else 'cpu', threads=threads)
+    options = options | dict(device='cuda' if on_gpu else 'cpu')
+    options['threads'] = None if on_gpu else max(1, os.cpu_count() // workers)
     again = dict(max_restarts=-1, max_task_retries=-1)
     actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu), **again)(BatchWorker)
     return [actor.remote(**options) for _ in range(workers)]

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['TOKEN_CLASSES', 'TEXT_CLASSES', 'row_flatness', 'attention_entropy', 'faithfulness_experiment', 'text_experiment',
-           'unit_scores', 'class_mask', 'loo_r', 'correlation_by_class', 'means_over_texts', 'means_by_model',
-           'correlation_gap']
+           'token_classes', 'maps_of_row', 'unit_scores', 'class_mask', 'loo_r', 'correlation_by_class',
+           'means_over_texts', 'means_by_model', 'correlation_gap']
 
 # %% ../../nbs/lib/paper_experiments.ipynb #00000002
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import torch
@@ -18,6 +20,8 @@ from ..models.encoding import max_tokens
 from .common import add_batches, prompted_examples, text_examples
 from ..evaluate.audit import faithfulness_rows
 from ..evaluate.faithfulness import faithfulness_table
+from ..methods.table import Refusal
+from ..records.attribution import Attribution
 from ..records.results import Results
 from ..core.stats import of_texts, paired_difference, unit_map
 
@@ -71,7 +75,7 @@ def faithfulness_experiment(
             removal,
             curves=curves,
             content=prompted and [prompted.content[i] for i in indices],
-            maps=maps,
+            describe=partial(maps_of_row, names=maps) if maps else None,
         )
         for row, (i, enc, label) in zip(rows, batch):
             entropy = attention_entropy(model, enc)
@@ -155,6 +159,34 @@ def text_experiment(
 # token classes and their letters in rows; below, the classes of the text itself
 TOKEN_CLASSES = dict(special='s', template='ba', content='c', punctuation='p')
 TEXT_CLASSES = TOKEN_CLASSES['content'] + TOKEN_CLASSES['punctuation']
+
+
+def token_classes(a: Attribution) -> str:
+    """Return a letter per token: s special, b and a of a template before and after
+    the text, c content, p the punctuation that ends it.
+    """
+    content = a.is_content.tolist()
+    first = content.index(True) if any(content) else len(a)
+    last = len(a) - 1 - content[::-1].index(True) if any(content) else -1
+
+    def letter(i):
+        if a.is_special[i]:
+            return 's'
+        if not content[i]:
+            return 'b' if i < first else 'a'
+        return 'p' if i == last and not any(map(str.isalnum, a.tokens[i][-1:])) else 'c'
+
+    return ''.join(map(letter, range(len(a))))
+
+
+def maps_of_row(loo: Attribution, explained: dict, names: tuple) -> dict:
+    "Return the entries of a row with a letter per token, and rounded scores."
+    maps = {}
+    for name in names:
+        if name in explained and not isinstance(explained[name], Refusal):
+            scores = explained[name].scores.tolist()
+            maps[name] = [float(f'{x:.4g}') for x in scores]
+    return dict(classes=token_classes(loo), maps=maps)
 
 
 def unit_scores(row: dict, method: str, letters: str = None) -> np.ndarray:

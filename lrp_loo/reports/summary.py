@@ -238,7 +238,7 @@ def _context(text, start, end):
     return before, word, after
 
 
-def _draw_bars(ax, words, limits):
+def _draw_bars(ax, words, limits, n_rows):
     "Draw a bar per word with its interval, which may leave the axis."
     for y, row in enumerate(words.to_dict('records')):
         raises = row['mean'] > 0
@@ -252,7 +252,7 @@ def _draw_bars(ax, words, limits):
     ax.spines[['top', 'right']].set_visible(False)
     ax.tick_params(axis='x', labelsize=8)
     ax.tick_params(axis='y', length=0)
-    ax.set_xlim(*limits)
+    ax.set(xlim=limits, ylim=(n_rows - 0.4, -0.6))
 
 
 @dataclass(eq=False)
@@ -372,8 +372,7 @@ class Summary(Record):
         margin = 0.5 * (np.abs(means).max() or 1.0)
         limits = means.min() - margin, means.max() + margin  # not of the intervals
         for ax, (name, words) in zip(axes[0], tops.items()):
-            _draw_bars(ax, words, limits)
-            ax.set_ylim(n_rows - 0.4, -0.6)
+            _draw_bars(ax, words, limits, n_rows)
             title = f'{name}, {self.n_texts(name)} texts'
             ax.set_title(title, fontsize=9, loc='left', parse_math=False)
         note = f'{self.method} score: below 0 lowers the {self.number} of the class,'
@@ -494,6 +493,7 @@ def summarize_texts(
         'summarize', inputs, windows, methods, run, results, progress, batch_size
     )
     maps = {row['digest']: unpack_value(row['record']) for row in results.iter_rows()}
+    del results  # the texts of its rows
     return summarize([maps[key] for key in keys], units, by_class, min_count)
 
 # %% ../../nbs/lib/reports_summary.ipynb #beb3948f

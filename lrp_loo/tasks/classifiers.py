@@ -461,10 +461,8 @@ def explain_windows(
     "Explain texts of any length: explain each window and join the scores."
     whole_number('overlap', overlap, 0)
     refused = {'calibration', 'template', 'among', 'units', 'truncation'}
-    if refused & options.keys():
-        raise ValueError(
-            f"{min(refused & options.keys())}= is for texts read at once; leave it out"
-        )
+    if names := refused & options.keys():
+        raise ValueError(f"{min(names)}= is for texts read at once; leave it out")
     if isinstance(target, list):
         raise ValueError("target must be one for all texts of windows, got a list")
     texts = [texts] if isinstance(texts, (str, tuple)) else as_texts(texts)

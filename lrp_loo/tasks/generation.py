@@ -286,6 +286,14 @@ def _labels(texts):
     ]
 
 
+def _default_template(tokenizer, question, gap):
+    "Return a message of a user, or a str that ends with a line break, or the gap."
+    template = '{context}\n\n{question}' if question else '{context}'
+    if getattr(tokenizer, 'chat_template', None):
+        return [dict(role='user', content=template)]
+    return template + ('\n' if question else gap)
+
+
 def _context_prompt(
     model, tokenizer, texts, question, template, gap='', tools=None, options=None
 ):
@@ -296,11 +304,7 @@ def _context_prompt(
     names = [f'{{passage {i}}}' for i, _ in enumerate(texts, 1)]
     names = names if texts[1:] else ['{context}']
     if template is None:
-        template = '{context}\n\n{question}' if question else '{context}'
-        if getattr(tokenizer, 'chat_template', None):
-            template = [dict(role='user', content=template)]
-        else:
-            template += '\n' if question else gap
+        template = _default_template(tokenizer, question, gap)
     values = dict(zip(names, texts))
     if question or '{question}' in str(template):
         values['{question}'] = question
