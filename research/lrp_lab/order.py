@@ -162,9 +162,6 @@ def order_row(
     for name in divided:
         same = name.partition(',')[0].replace('divided', 'attn_lrp')
         methods[name]['r_usual'] = r(maps[name], maps[same])
-    row = dict(n_tokens=len(loo), methods=methods)
-    if stored:
-        return row
     zeroed = loo_of_logits(model, enc, target, len(loo))
     for name in USUAL:
         methods[name]['r_zero'] = r(maps[name], zeroed)
@@ -173,7 +170,7 @@ def order_row(
         embedding, _, _ = leave_one_out(model, enc, target, 'zero_embedding')
         removals['mask_embedding'] = r(loo, embedding)
         removals['logits_embedding'] = r(zeroed, embedding)
-    return row | dict(removals=removals)
+    return dict(n_tokens=len(loo), methods=methods, removals=removals)
 
 # %% ../nbs/85_order.ipynb #2e604665
 ORDER = {f'order-{name}': part for name, part in SENTENCES.items()}
@@ -236,7 +233,7 @@ def order_table(results: dict) -> pd.DataFrame:  # a row per method
     rows, table = results['rows'], {}
     for name, numbers in rows[0]['methods'].items():
         for key in numbers:
-            r = np.array([row['methods'][name][key] for row in rows], dtype=float)
+            r = np.array([row['methods'][name].get(key, np.nan) for row in rows])
             means = paired_difference(r, 0 * r, (-1, 1))
             text = '{mean:.2f} [{low:.2f}, {high:.2f}]'.format(**means)
             table.setdefault(key, {})[name] = text
