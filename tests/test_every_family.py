@@ -22,6 +22,7 @@ LIVE = (  # family, what it has
     'bloom',  # positions as slopes, gelu as a function of its own
     'mistral',  # a sliding window
     'mixtral',  # a router chooses experts
+    'openai-gpt',  # a layer returns a list
     'mamba',  # a state, no attention
     'xlnet',  # texts on the second axis
     'hrm_text',  # cycles that keep no gradient, and norms at their ends

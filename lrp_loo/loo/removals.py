@@ -470,7 +470,7 @@ class _HiddenTokens:
             inputs = inputs | dict(attention_mask=row.long())
 
         def store(module, args, kwargs, out):
-            x = out[0] if isinstance(out, tuple) else out
+            x = out[0] if isinstance(out, (tuple, list)) else out
             rows.append(x[:, row[0]] if x.shape[:2] == row.shape else x)
 
         layers = [] if rows is None else layers_of(self.text.model).modules[-1:]

@@ -549,6 +549,8 @@ class Wide(TorchFunctionMode):
             return given
         if is_wide and kwargs.get('dtype') == torch.float32:
             kwargs['dtype'] = torch.float64
+        if name.startswith('scatter') and torch.is_tensor(kwargs.get('src')):
+            args = (given.to(kwargs['src'].dtype), *args[1:])  # TAPAS makes zeros
         return func(*args, **kwargs)
 
 

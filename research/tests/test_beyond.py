@@ -49,7 +49,7 @@ def test_finished_parts_are_printed_again_and_not_computed(beyond, capsys):
     assert not reproduce(beyond, 'beyond', '--limit', 2)
     out = capsys.readouterr().out
     for part in ('rewritings', *BEYOND_PARTS):
-        assert f'\n{part}: ' in out
+        assert f', {part}: ' in out
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
