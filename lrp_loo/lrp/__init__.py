@@ -216,7 +216,7 @@ class lrp_rules(TorchFunctionMode):
             self._calls += 1
         # a module that several layers share belongs to the layer that calls it
         layer = outer.operation.layer if index is None else index
-        if layer is not None:
+        if layer not in (None, operation.layer):
             operation = operation._replace(layer=layer)
         if self.composite.choices and not is_one_operation:
             is_one_operation = self._choice_for(operation) is not None

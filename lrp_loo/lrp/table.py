@@ -42,7 +42,8 @@ class Call:
     @property
     def operation(self) -> Operation:
         "The name, module and layer of the call."
-        return self.context.running._replace(name=self.name)
+        running = self.context.running
+        return Operation(self.name, running.module, running.layer)
 
     def compute(self) -> Any:
         "Compute the result without a rule."
