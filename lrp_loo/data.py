@@ -216,6 +216,14 @@ def _sample(texts, labels, limit, seed, info):
     return TextData(texts, labels, info, rows.tolist())
 
 
+def _embedded_rows(name, split):
+    "Return the texts and labels of a file of the package."
+    if split not in (None, 'embedded'):
+        raise ValueError(f"the embedded texts have no split {split!r}; leave split out")
+    content = (files('lrp_loo') / 'assets' / name).read_text('utf-8')
+    return pd.DataFrame(map(json.loads, content.splitlines()))
+
+
 @restores_state
 def load_texts(
     name: str,  # 'sst2' or 'imdb'
@@ -229,13 +237,8 @@ def load_texts(
     source = resolve_source(data)
     _, column, default_split, embedded = DATASETS[name]
     if source == 'embedded':
-        if split not in (None, 'embedded'):
-            raise ValueError(
-                f"the embedded texts have no split {split!r}; leave split out"
-            )
+        rows = _embedded_rows(embedded, split)
         split, column = 'embedded', 'text'
-        content = (files('lrp_loo') / 'assets' / embedded).read_text('utf-8')
-        rows = pd.DataFrame(map(json.loads, content.splitlines()))
     else:
         split = split or default_split
         rows = load_split(name, source, split)

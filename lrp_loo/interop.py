@@ -44,7 +44,18 @@ def named_inputs(
         raise ValueError(
             f"{type(model).__name__} does not take input_ids; take explain for images"
         )
-    names = names[names.index('input_ids') + 1 :]
+    more = _named_more(x, more, names[names.index('input_ids') + 1 :])
+    batch = {kind: x} | more
+    if kind == 'input_ids':
+        check_ids(model, x)
+    mask = batch.get('attention_mask', torch.ones(x.shape[:2], device=x.device))
+    if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all():
+        raise ValueError("attention_mask must be (batch, tokens) of 0 and 1")
+    return batch | dict(attention_mask=mask.long())
+
+
+def _named_more(x, more, names):
+    "Return further tensors by name; raise ValueError unless each is per token."
     more = (more,) if torch.is_tensor(more) else more or ()
     given = [v for v in more if v is not None]
     is_per_token = all(torch.is_tensor(v) and v.shape[:2] == x.shape[:2] for v in given)
@@ -54,13 +65,7 @@ def named_inputs(
             f" {tuple(x.shape[:2])}, in the order of the model's forward after"
             f" input_ids, None for one that is left out: {', '.join(names)}"
         )
-    batch = {kind: x} | {k: v for k, v in zip(names, more) if v is not None}
-    if kind == 'input_ids':
-        check_ids(model, x)
-    mask = batch.get('attention_mask', torch.ones(x.shape[:2], device=x.device))
-    if mask.ndim != 2 or not ((mask == 0) | (mask == 1)).all():
-        raise ValueError("attention_mask must be (batch, tokens) of 0 and 1")
-    return batch | dict(attention_mask=mask.long())
+    return {k: v for k, v in zip(names, more) if v is not None}
 
 
 def _kind_of(x):

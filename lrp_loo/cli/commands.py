@@ -236,13 +236,11 @@ def compare(
     from lrp_loo.methods import explain
     from lrp_loo.records.attributions import Comparison
 
-    maps = []
+    calls, maps = [(_arguments(m), t) for m in methods for t in targets], []
     for loaded, tokenizer, _ in [shared.load_model(model=m) for m in models]:
-        for of_method in map(_arguments, methods):
-            for each in targets:
-                each = opt.resolve_target(loaded, each)
-                options = of_method | dict(target=each, units=units)
-                maps += explain(loaded, tokenizer, [text], **options)
+        for of_method, each in calls:
+            options = dict(target=opt.resolve_target(loaded, each), units=units)
+            maps += explain(loaded, tokenizer, [text], **of_method, **options)
     shared.write(Comparison(maps))
     if shared.json or use_colours():
         print_maps(maps, shared.json)
@@ -446,6 +444,11 @@ def summarize(
         opt.print_json(about | dict(words=summary.to_frame()))
         return
     print(opt.describe_texts(texts, label))
+    _print_words(summary)
+
+
+def _print_words(summary):
+    "Print the words that speak most for each class."
     number = f'the {summary.number} of a class, with 95 % intervals'
     print(f'words by mean effect on {number}: {summary.headline}')
     for name, words in summary.top(20).items():

@@ -146,14 +146,8 @@ def faithfulness_rows(
     # r_all, lerf, morf
 ) -> list[dict[str, Any]]:
     "Compute agreement with LOO and perturbation areas of methods on texts."
-    if 'loo' in methods and not is_reference(*methods['loo']):
-        raise ValueError(
-            f"method['loo'] is {methods['loo']!r}, and the name 'loo' is"
-            " reserved for the exact LOO that the others are compared with; choose"
-            " another name"
-        )
     removal = as_removal(removal, encs[0])
-    methods = {'loo': ('loo', {})} | methods
+    methods = _with_loo(methods)
     how = dict(refusals=refusals, content=content, precision=precision)
     loos, explained = compare_with_loo(
         model, tokenizer, encs, methods, target, removal, batch_size, **how
@@ -170,6 +164,17 @@ def faithfulness_rows(
     for row, loo, of_text in zip(rows, loos, by_text):
         row |= describe(loo, of_text) if describe else {}
     return rows
+
+
+def _with_loo(methods):
+    "Return the methods behind LOO; raise ValueError if another one has its name."
+    if 'loo' in methods and not is_reference(*methods['loo']):
+        raise ValueError(
+            f"method['loo'] is {methods['loo']!r}, and the name 'loo' is"
+            " reserved for the exact LOO that the others are compared with; choose"
+            " another name"
+        )
+    return {'loo': ('loo', {})} | methods
 
 
 def _scores_of(explained, names):

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -393,12 +394,10 @@ def top_tokens(
     inputs = CallInputs.from_args(model, tokenizer, text, **arguments)
     target = fix_index(inputs.targets[0], a.target)
     whole = WholeText(inputs.model, inputs.encs[0], target)
-    units = inputs.units[0]
-    unit_of_token = torch.arange(len(a)) if units is None else units.number
-
-    def compute(j):
-        return _compute_exactly(a, whole, unit_of_token, content[j])
-
+    unit_of_token = torch.arange(len(a))
+    if inputs.units[0] is not None:
+        unit_of_token = inputs.units[0].number
+    compute = partial(_compute_exactly, a, content, whole, unit_of_token)
     estimate = estimate_of(a)
     x = np.abs(estimate.scores)
     top, computed = settle_top(x, estimate.scale, k, compute, reach)
@@ -408,8 +407,9 @@ def top_tokens(
     return TopTokens([content[j] for j in top], exact, a)
 
 
-def _compute_exactly(a, whole, unit_of_token, i):
-    "Replace the score of unit i and its interval by exact LOO; return its size."
+def _compute_exactly(a, content, whole, unit_of_token, j):
+    "Replace the score of content unit j and its interval by LOO; return its size."
+    i = content[j]
     kept = (unit_of_token[None] != i).to(whole.value.device)
     a.scores[i] = whole.value - Variants(whole, kept).compute()
     a.info['low'][i] = a.info['high'][i] = score = float(a.scores[i])

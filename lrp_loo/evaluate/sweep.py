@@ -179,11 +179,6 @@ def ray_cluster(
 def _start_actors(ray, workers, options):
     "Return Ray's actors, each with a model of its own; Ray starts a dead one again."
     device, total = options['device'], ray.cluster_resources()
-    if device not in ('auto', 'cpu', 'cuda'):
-        raise ValueError(
-            f"device={device!r} with engine='ray': Ray gives each worker its"
-            " own GPU; take 'auto', 'cpu' or 'cuda'"
-        )
     n_gpus, n_cpus = int(total.get('GPU', 0)), int(total.get('CPU', 0))
     on_gpu = device == 'cuda' or (device == 'auto' and n_gpus > 0)
     workers = workers or (max(1, n_gpus) if on_gpu else 2)
@@ -241,7 +236,7 @@ def _ray_pool(ray, workers, options):
     return _parts_of_actors(ray, actors), partial(_run_on_actors, ray, actors)
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
-def _check_run(is_loaded, batch_size, engine, workers):
+def _check_run(is_loaded, batch_size, engine, workers, device):
     "Raise an error for wrong arguments, before a model is loaded."
     one_of('engine', engine, ('plain', 'ray'))
     whole_number('batch_size', batch_size)
@@ -254,6 +249,11 @@ def _check_run(is_loaded, batch_size, engine, workers):
         raise ValueError(
             "engine='ray': each worker loads the model and its tokenizer itself; give"
             " the model's name or folder, and None for the tokenizer"
+        )
+    if engine == 'ray' and device not in ('auto', 'cpu', 'cuda'):
+        raise ValueError(
+            f"device={device!r} with engine='ray': Ray gives each worker its"
+            " own GPU; take 'auto', 'cpu' or 'cuda'"
         )
     if engine == 'ray':
         needs('ray', 'ray')
@@ -342,7 +342,7 @@ def sweep(
     methods = as_methods(method)
     out = Path(out).expanduser().resolve()
     is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
-    _check_run(is_loaded, batch_size, engine, workers)
+    _check_run(is_loaded, batch_size, engine, workers, device)
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)

@@ -132,18 +132,22 @@ def attributions_figure(maps: Sequence[Any]) -> 'Figure':
             f"{len(maps)} texts with {len(rows)} rows of bars; one picture shows 1 to"
             f" {MOST_ROWS} rows, or one image: plot one of them, or a part (maps[:10])"
         )
-    plt = needs('matplotlib.pyplot', 'plot')
     width = min(max(map(len, maps)), PER_ROW)
-    inches = max(3.0, 0.42 * width + 1)
-    note = fill(_figure_note(maps), int(18 * inches))
-    size = (inches, 1.8 * len(rows) + 0.12 * note.count('\n') + 0.2)
-    layout = dict(figsize=size, layout='constrained', squeeze=False)
-    fig, axes = plt.subplots(len(rows), 1, **layout)
+    fig = _figure_of_rows(len(rows), max(3.0, 0.42 * width + 1), _figure_note(maps))
     has_one_method = len({a.method for a in maps}) == 1
-    for ax, (a, indices) in zip(axes[:, 0], rows):
+    for ax, (a, indices) in zip(fig.axes, rows):
         _bars(ax, a, indices)
         limits = _axis_limits(maps if has_one_method else [a])
         ax.set(xlim=(-0.6, width - 0.4), ylim=limits)
+    return fig
+
+
+def _figure_of_rows(n, inches, note):
+    "Return a figure of n rows of this width, with a note below."
+    plt = needs('matplotlib.pyplot', 'plot')
+    note = fill(note, int(18 * inches))
+    size = (inches, 1.8 * n + 0.12 * note.count('\n') + 0.2)
+    fig, _ = plt.subplots(n, 1, figsize=size, layout='constrained')
     fig.supxlabel(note, fontsize=7, color='.3', x=0.99, ha='right', parse_math=False)
     return fig
 

@@ -75,7 +75,8 @@ def _occurrences(a, units):
     joins_tokens = units == 'word' and 'unit_of_token' not in a.info
     if joins_tokens:  # a token belongs to the word in which it begins
         starts = [start for start, _ in text_spans(text, 'word')]
-        begins = [b - len(text[a:b].lstrip()) for a, b in (spans[i] for i in content)]
+        of_content = [spans[i] for i in content]
+        begins = [end - len(text[start:end].lstrip()) for start, end in of_content]
         groups = [bisect_right(starts, begin) - 1 for begin in begins]
     scores, rows = a.scores.tolist(), []
     for _, pairs in groupby(zip(groups, content), key=lambda pair: pair[0]):
@@ -92,16 +93,7 @@ SUMMARY_UNITS = ('word', 'token')
 
 def _check_maps(maps, units):
     "Raise TypeError or ValueError unless these are maps of texts in `units`."
-    if not maps:
-        raise ValueError("no maps to summarize; give at least one Attribution")
-    for i, a in enumerate(maps):
-        if not isinstance(a, Attribution):
-            raise TypeError(
-                "summarize takes a list of Attribution, one for each text, got one with"
-                f" {type(a).__name__}; for texts call summarize_texts"
-            )
-        if 'grid' in a.info:
-            raise ValueError(f"map {i} is of an image; patches are not words")
+    _check_records(maps)
     of_words = [a for a in maps if 'unit_of_token' in a.info]
     if units == 'token' and of_words or 0 < len(of_words) < len(maps):
         raise ValueError(
@@ -120,6 +112,20 @@ def _check_maps(maps, units):
     _check_same('numbers', [a.number_called for a in maps])
     # of a question: 'start' or 'end'
     _check_same('answers', [str(a.info.get('answer')) for a in maps])
+
+
+def _check_records(maps):
+    "Raise TypeError or ValueError unless these are explanations of texts."
+    if not maps:
+        raise ValueError("no maps to summarize; give at least one Attribution")
+    for i, a in enumerate(maps):
+        if not isinstance(a, Attribution):
+            raise TypeError(
+                "summarize takes a list of Attribution, one for each text, got one with"
+                f" {type(a).__name__}; for texts call summarize_texts"
+            )
+        if 'grid' in a.info:
+            raise ValueError(f"map {i} is of an image; patches are not words")
 
 
 def _check_same(name, values):

@@ -8,6 +8,7 @@ __all__ = ['Entity', 'tagged_entities', 'explain_entities', 'OneChoice', 'explai
 # %% ../../nbs/lib/tasks_classifiers.ipynb #dcc84880
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -159,6 +160,11 @@ def _entities_of_pipeline(pipeline, tokenized, output, answer):
         entities.append(_TaggedTokens(kind, word[0]['index'], after, target))
     ignored = pipeline._postprocess_params.get('ignore_labels', ['O'])
     entities = [entity for entity in entities if entity.kind not in ignored]
+    return _with_scores(pipeline, entities, answer)
+
+
+def _with_scores(pipeline, entities, answer):
+    "Return the entities with the answer's scores; raise ValueError if they differ."
     kinds = [entity.get('entity_group', entity.get('entity')) for entity in answer]
     if [entity.kind for entity in entities] != kinds:
         raise ValueError(
@@ -214,14 +220,13 @@ def explain_entities(
             tokenizer = tokenizer.comparing(enc, t.source)
             output, _, answer = tokenizer.own_answer()
             entities = _entities_of_pipeline(tokenizer.source, t, output, answer)
-        units_of_text, maps = t.units(tokenizer, enc, units), Attributions()
-        for x in entities:
-            call = model, tokenizer, [enc], method, x.target, units_of_text
-            (a,) = explain_batch(*call, **options)
-            add_provenance([a], model, options)
+        explained = partial(explain_batch, model, tokenizer, [enc], method, **options)
+        units_of_text = t.units(tokenizer, enc, units)
+        maps = [explained(x.target, units_of_text)[0] for x in entities]
+        add_provenance(maps, model, options)
+        for a, x in zip(maps, entities):
             a.info['entity'] = _describe_entity(x, t)
-            maps.append(a)
-        records.append(maps)
+        records.append(Attributions(maps))
     return records
 
 
@@ -365,6 +370,13 @@ class _Windows:
     spans: list[tuple[int, int]]  # (start, end) of each window in the text
     encs: list[dict[str, torch.Tensor]]  # of each window
 
+    def describe(self, maps):
+        "Return the first token of each window, the one after its last, and its logit."
+        return [
+            dict(start=self.front + start, end=self.front + end, logit=a.logit)
+            for a, (start, end) in zip(maps, self.spans)
+        ]
+
 
 def _windows(model, tokenizer, text, overlap, max_length):
     "Return the `_Windows` of a text, or of the second text of a pair."
@@ -424,10 +436,7 @@ def _join(tokenizer, windows, maps, overlap):
         scores[:front] = torch.stack([a.scores[:front] for a in maps]).mean(0)
     names = ('options', 'model', 'weights')
     info = {k: first.info[k] for k in names if k in first.info} | dict(overlap=overlap)
-    info['windows'] = [
-        dict(start=front + start, end=front + end, logit=a.logit)
-        for a, (start, end) in zip(maps, spans)
-    ]
+    info['windows'] = windows.describe(maps)
     return replace(
         first,
         tokens=tokenizer.convert_ids_to_tokens(ids),

@@ -166,6 +166,16 @@ def _read_after_prompt(tokenizer, prompt, enc, text, is_answer):
     )
 
 
+def _n_new_tokens(tokenizer, n_before, requested):
+    "Return the requested number of new tokens, else that of a pipeline, else 20."
+    whole_number('max_new_tokens', 20 if requested is None else requested)
+    if requested is not None:
+        return requested
+    defaults = generation_settings(getattr(tokenizer, 'source', None))
+    rest = (defaults.get('max_length') or n_before + 20) - n_before
+    return defaults.get('max_new_tokens') or max(1, rest)
+
+
 @restores_state
 @torch.no_grad()
 def _generate(model, tokenizer, prompt, enc, max_new_tokens):
@@ -173,12 +183,8 @@ def _generate(model, tokenizer, prompt, enc, max_new_tokens):
     settings of this call: the model's, without sampling. None for max_new_tokens: the
     number of a pipeline, or 20.
     """
-    whole_number('max_new_tokens', 20 if max_new_tokens is None else max_new_tokens)
     inputs, n_before = enc, enc['input_ids'].shape[1]
-    if max_new_tokens is None:
-        defaults = generation_settings(getattr(tokenizer, 'source', None))
-        rest = (defaults.get('max_length') or n_before + 20) - n_before
-        max_new_tokens = defaults.get('max_new_tokens') or max(1, rest)
+    max_new_tokens = _n_new_tokens(tokenizer, n_before, max_new_tokens)
     settings = dict(do_sample=False, max_new_tokens=max_new_tokens, max_length=None)
     settings |= dict(num_return_sequences=1, return_dict_in_generate=False)
     if isinstance(model, EncoderDecoder):
