@@ -232,3 +232,19 @@ def test_two_threads_two_rule_sets(demo):
     for t in threads:
         t.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize('module', ['', 'bert.encoder.layer.1'])
+def test_the_error_of_a_users_hook_is_what_is_raised(module):
+    def refuse(*args):
+        raise RuntimeError('by a hook')
+
+    model = random_bert(layers=2)
+    enc = dict(input_ids=torch.tensor([[101, 1037, 2986, 102]]))
+    handle = model.get_submodule(module).register_forward_pre_hook(refuse)
+    with lrp_rules(model, attn_lrp()) as rules:
+        with pytest.raises(RuntimeError, match='by a hook'):
+            model(**enc)
+        handle.remove()
+        assert model(**enc).logits.requires_grad
+        assert rules.running.name == ''  # no module is running

@@ -223,6 +223,10 @@ class lrp_rules(TorchFunctionMode):
         self._running.append(_Running(operation, outer.n_opaque + is_one_operation))
 
     def _after_module(self, module, args, kwargs, out):
+        if (
+            len(self._running) == 1
+        ):  # an earlier hook raised: the module was not entered
+            return None
         if module in self._sources:
             mark_outputs(out, depends=True)
         try:
