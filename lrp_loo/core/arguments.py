@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
 
 # %% ../../nbs/lib/core_arguments.ipynb #55c841a1
-# a module, a pipeline with one, what `load_model` loads (a name, a folder), or, where
-# the inside is not needed, a function of a list of str
+# a module, a pipeline, a name or folder for `load_model`; or, for methods that only
+# call it, a function of list[str]
 Model: TypeAlias = Union[
     'torch.nn.Module', 'Pipeline', str, os.PathLike, Callable[[list[str]], Any]
 ]
@@ -89,7 +89,7 @@ def whole_number(
 ) -> int:
     "Return value as an int; raise ValueError unless it is an integer in this range."
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < minimum or value > (maximum or value):
+    if not is_whole or value < minimum or (maximum is not None and value > maximum):
         limits = f"at least {minimum}"
         limits += "" if maximum is None else f" and at most {maximum}"
         raise ValueError(f"{name} must be a whole number, {limits}, got {value!r}")

@@ -31,7 +31,8 @@ from ..models.encoding import attended_tokens, special_mask
 from ..models.structure import n_layers
 
 # %% ../../nbs/lib/estimate_estimates.ipynb #4f4e8c3b
-# the model of the error; its constants are fitted on training sentences of SST-2
+# LOO = e + a s + ε; a ~ N(κ m, τ² b); ε ~ N(0, τ² d); m: log-odds of the answer;
+# the constants are fitted on training sentences of SST-2
 SLOPE = 0.18  # κ: expected slope for an answer with log-odds of 1
 SLOPE_VARIANCE = 0.15  # b
 FLOOR = 0.02  # c: least variance, as a share of the mean squared spread
@@ -61,30 +62,30 @@ def log_odds(
 
 @dataclass(eq=False)
 class Estimate:
-    """LOO of one text's units: a value and its remaining spread, from the rows that were
-    computed anew and the closed form of the others. A unit without such others is exact.
+    """LOO of one text's units: value and remaining spread, from rows computed anew and the
+    closed form of the others. A unit is exact once all its changed rows are recomputed.
     """
 
     whole: WholeText | None  # the unchanged text, with its value
     units: Units | None  # what is removed at once; None: each token (patch)
     removed: torch.Tensor  # (n, T) bool: the tokens (patches) of each unit
-    is_content: torch.Tensor  # (n,) bool; the mean of the other units is their value
+    is_content: torch.Tensor  # (n,) bool; others take no part in the fit
     slope: float  # κ m, the expected slope
     noise: float  # τ0², the expected noise
     closed_form: torch.Tensor  # (n,)
-    row_spread: torch.Tensor  # (n, T) of the terms in each row
-    changed: torch.Tensor  # (n, T) bool: the rows that change without each unit
+    row_spread: torch.Tensor  # (n, T) root of summed squared terms per row
+    changed: torch.Tensor  # (n, T) bool: rows that change if the unit is removed
     # the rows that the output uses; None: whole tokens are removed in place of rows
     read: list[int] | None = None
-    why_no_rows: str = ''  # the reason, if they are
+    why_no_rows: str = ''  # why rows cannot be recomputed one by one
     computed: torch.Tensor | None = None  # (n, T) bool: rows computed anew; None: none
     value: torch.Tensor | None = None  # (n,) e_j; None: the closed form
-    # what it had before the last rows were computed; None: the closed form
+    # before the latest recomputation, for the fit to exact units; None: closed form
     earlier_value: torch.Tensor | None = None  # (n,)
     earlier_spread: torch.Tensor | None = None  # (n,)
     exact_passes: float = math.inf  # cost of exact LOO of every unit
     passes: float = GRADIENT_PASS  # forward passes counted so far, padding included
-    planned_passes: float = GRADIENT_PASS  # the part of the budget that is spent
+    planned_passes: float = GRADIENT_PASS  # charged to the budget, without padding
 
     def __post_init__(self):
         first_spread = self.row_spread.norm(dim=1)
@@ -101,23 +102,25 @@ class Estimate:
         self._fit(first_spread)
 
     def _fit(self, first_spread):
-        "Set the mean and the standard deviation of each unit, given the exact ones."
+        "Fit slope and noise to the exact units (Bayesian regression); set `mean` and `sd`."
         # NumPy's calls on few numbers take a third of torch's time
         values = (self.value, self.spread, self.earlier_value, self.earlier_spread)
         value, s, e, earlier_s = (x.double().numpy() for x in values)
         first = first_spread.double().numpy()
         content, exact = self.is_content.numpy(), self.exact.numpy()
+        # exact units are observations: use what they had before
         e, s = np.where(exact, e, value), np.where(exact, earlier_s, s)
         known = exact & content
-        # positive if no row attends to a unit
+        # 1e-12: d stays positive for units no row attends to
         d = s**2 + MIXED * s * (first - s) + 1e-12
         if content.any():
             d += FLOOR * (s[content] ** 2).mean()
-        r, s_known, d_known = (x[known] for x in (value - e - self.slope * s, s, d))
+        residual = (value - e - self.slope * s)[known]
+        s_known, d_known = s[known], d[known]
         precision = 1 / SLOPE_VARIANCE + (s_known**2 / d_known).sum()
-        change = (s_known * r / d_known).sum() / precision
+        change = (s_known * residual / d_known).sum() / precision
         self.dof = NOISE_WEIGHT + int(known.sum())
-        squares = NOISE_WEIGHT * self.noise + (r**2 / d_known).sum()
+        squares = NOISE_WEIGHT * self.noise + (residual**2 / d_known).sum()
         variance = (squares - precision * change**2) / self.dof  # τ²
         mean = e + (self.slope + change) * s * content
         # standard deviations of a token's noise and of what the slope adds
@@ -143,7 +146,7 @@ class Estimate:
         rows: torch.Tensor,  # (k, T) bool: rows of theirs that were computed anew
         scores: torch.Tensor,  # (k,) their LOO from these rows
         passes: float,  # forward passes that were taken
-        planned: float,  # the part of the budget
+        planned: float,  # of them charged to the budget, without padding
     ) -> 'Estimate':
         "Return the estimate with these rows computed anew."
         value, spread = self.earlier_value, self.earlier_spread
@@ -197,7 +200,7 @@ class Estimate:
         loo = mean + noise * draws[:, 1:] + slope * draws[:, :1]
         own = scores[self.is_content]
         worst = np.abs(loo - own.numpy()).max(-1, initial=0)
-        # single errors have longer tails than the draws: the upper quarter
+        # real errors exceed the draws: report the upper quartile
         error = np.quantile(worst / np.abs(loo).max(-1, initial=1e-12), 0.75)
         direction = unit_map(own).numpy()
         loo -= loo.sum(-1, keepdims=True) / max(1, len(mean))
@@ -254,6 +257,7 @@ def rows_of_text(
         return None, reason
     if not stored.is_complete:
         return None, 'some layers did not store the keys and values of every token'
+    # a unit covers every token that some row could see
     if removed[:, : read[0] + 1 if is_causal(model) else None].all(1).any():
         return None, 'without one of the units a row would see no token'
     return read, ''
@@ -263,7 +267,7 @@ def _first_estimate(terms, i, enc, units, members, is_content):
     "Return the estimate of the i-th text of a gradient pass."
     model, (n, n_tokens) = terms.stored.model, members.shape
     whole = WholeText(model, enc, terms.readout.of_text(i))
-    whole.value = terms.values[i : i + 1]
+    whole.value = terms.values[i : i + 1]  # already known
     read, why_no_rows = rows_of_text(whole, terms.stored, members)
     changed = torch.ones_like(members)
     if read is not None:
@@ -295,13 +299,13 @@ def first_estimates(
     units, content = (x or [None] * len(encs) for x in (units, content))
     terms = removal_pass(model, pad_batch(tokenizer, encs), target, units)
     members = [unit_members(model, *text) for text in zip(encs, units)]
-    # the longest stands for others
+    # longest first: its check covers shorter texts
     for i in sorted(range(len(encs)), key=lambda i: -members[i].shape[1]):
         check_hidden(EncodedText(model, encs[i]), target, as_keys=True)
     estimates = []
-    for i, (enc, unit, of_units) in enumerate(zip(encs, units, members)):
-        is_content = content_units(tokenizer, enc, unit, len(of_units), content[i])
-        arguments = (terms, i, enc, unit, of_units, is_content.cpu())
+    for i, (enc, own, mask) in enumerate(zip(encs, units, members)):
+        is_content = content_units(tokenizer, enc, own, len(mask), content[i])
+        arguments = (terms, i, enc, own, mask, is_content.cpu())
         estimates.append(_first_estimate(*arguments))
     return estimates, terms
 

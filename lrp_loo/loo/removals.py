@@ -58,6 +58,7 @@ class key_weights(AttentionMode):
         return softmax(logits + self._log_weights(logits, logits.shape[-1]))
 
     def multi_head_call(self, func: Callable[..., Any], arguments: dict) -> Any:
+        "Add log m to key_padding_mask; inputs are (T, batch, d)."
         query, padding = arguments['query'], arguments.get('key_padding_mask')
         m = self._log_weights(query.transpose(0, 1), arguments['key'].shape[0])[:, 0]
         if padding is not None:
@@ -66,7 +67,7 @@ class key_weights(AttentionMode):
         return func(**arguments | dict(key_padding_mask=m, attn_mask=mask))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if POSITIONS.get() is NO_POSITIONS:
+        if POSITIONS.get() is NO_POSITIONS:  # attention about no token: not weighted
             return func(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -78,6 +79,7 @@ class key_weights(AttentionMode):
             weights = m[:, positions.keys.clamp(min=0)]
             m = torch.where(positions.keys >= 0, weights, 1.0)
         n_front = n_keys - m.shape[1]
+        # at most two class tokens in front
         if not 0 <= n_front <= 2 or like.shape[0] % len(m):
             raise ValueError(
                 f"an attention call has {n_keys} keys for {m.shape[1]} inputs, and"
@@ -160,7 +162,7 @@ class Removal:
     name = ''  # one of REMOVALS, or a custom name
     needs_tokens = False  # True if it cannot remove patches of images
     needs_fill = False  # True if it replaces tokens by what `fill_id` returns
-    by_mask = False  # True for the attention mask
+    by_mask = False  # True if removed tokens are hidden by the attention mask
     closes_up = False  # True if later tokens shift to earlier positions
     n_draws = 1  # draws whose outputs are averaged
 
@@ -185,7 +187,7 @@ class Removal:
         return dict(removal=self.name)
 
     def fill(self, tokenizer: Tokenizer) -> Fill:
-        "Return what replaces removed tokens."
+        "Return the replacement of removed tokens, or None (default)."
 
     def check(self, text: EncodedText, fill: Fill) -> None:
         "Raise ValueError if this removal does not work for the model or text."
@@ -201,7 +203,7 @@ class Removal:
             )
 
     def apply_padding(self, keep: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        "Return `keep` where padding is hidden by the mask, or else never removed."
+        "Return `keep` with padding removed (attention mask) or kept (other removals)."
         return keep & attended if self.by_mask else keep | ~attended
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
@@ -260,7 +262,7 @@ class AttentionMask(Removal):
         self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
     ) -> ModelInputs:
         inputs = repeated(enc, len(keep))
-        # images and multi-part models take key weights instead of a mask
+        # images, and `ImageAndText` (CLIP), take key weights instead of a mask
         if 'input_ids' not in enc or hasattr(model, 'uses_key_weights'):
             return ModelInputs(inputs, weights=keep.float())
         return ModelInputs(inputs | dict(attention_mask=keep.long()))
@@ -289,6 +291,7 @@ class Delete(Removal):
     def inputs(
         self, model: torch.nn.Module, enc: dict[str, torch.Tensor], keep: torch.Tensor
     ) -> ModelInputs:
+        # every variant keeps equally many tokens
         columns = keep.nonzero()[:, 1].view(len(keep), -1)
         inputs = {k: v[0][columns] for k, v in enc.items()}
         return ModelInputs(inputs | dict(attention_mask=torch.ones_like(columns)))
@@ -437,7 +440,7 @@ def as_removal(
 
 
 def fill_id(tokenizer: Tokenizer, removal: str | Removal) -> Fill:
-    "Return the token that replaces a removed one, or the tokens of the pool."
+    "Return the id that replaces removed tokens, the ids of a pool, or None (neither)."
     return as_removal(removal).fill(tokenizer)
 
 # %% ../../nbs/lib/loo_removals.ipynb #ad435f07
@@ -456,72 +459,74 @@ class _HiddenTokens:
         self.other_id = int(others[-1]) if len(others) else 0
         self.attended = attended_tokens(self.text.enc)
 
-    def replaced(self, row):
-        "Return the ids with another in place of hidden ones; RoBERTa counts padding."
-        is_same = row if self.attended is None else row | ~self.attended
+    def replaced(self, keep):
+        "Return the ids with another one in place of hidden tokens."
+        # padding ids stay: RoBERTa computes positions from them
+        is_same = keep if self.attended is None else keep | ~self.attended
         return torch.where(is_same, self.ids, self.other_id)
 
-    def value(self, ids, row, rows=None):
-        "Return the number; add the last layer's other rows to a list."
+    def value(self, ids, keep, states=None):
+        "Return the explained number; append the last layer's kept rows to `states`."
         inputs, weights = self.text.enc | dict(input_ids=ids), None
         if self.as_keys:
-            weights = row.float()
+            weights = keep.float()
         else:
-            inputs = inputs | dict(attention_mask=row.long())
+            inputs = inputs | dict(attention_mask=keep.long())
 
         def store(module, args, kwargs, out):
             x = out[0] if isinstance(out, (tuple, list)) else out
-            rows.append(x[:, row[0]] if x.shape[:2] == row.shape else x)
+            states.append(x[:, keep[0]] if x.shape[:2] == keep.shape else x)
 
-        layers = [] if rows is None else layers_of(self.text.model).modules[-1:]
+        layers = [] if states is None else layers_of(self.text.model).modules[-1:]
         with forward_hooks([(layer, None, store) for layer in layers]):
             output = ModelInputs(inputs, weights=weights).output(self.text.model)
         return as_readout(self.target, output, self.text.enc)(output).detach()
 
-    def are_read(self, row):
-        """Return True if the number changes with the hidden tokens, by more than their
-        own rows, which stay. A function reads any row: then the mask must change it.
+    def are_read(self, keep):
+        """Return True if replacing hidden tokens changes the number and the kept rows. A
+        function may read hidden rows: then also True only if masking changes nothing.
         """
-        rows = []
-        masked = self.value(self.ids, row, rows)
+        states = []
+        masked = self.value(self.ids, keep, states)
         # norms and routers compute in single precision in double models as well
         eps = max(torch.finfo(t).eps for t in (masked.dtype, torch.float32))
         rounding = ROUNDING * eps * float(masked.abs().max())
-        change = masked - self.value(self.replaced(row), row, rows)
+        change = masked - self.value(self.replaced(keep), keep, states)
         if float(change.abs().max()) <= rounding:
             return False
         function = getattr(self.target, 'target', self.target)
         if callable(function) and not getattr(function, 'from_end', False):
-            change = masked - self.value(self.ids, torch.ones_like(row))
+            change = masked - self.value(self.ids, torch.ones_like(keep))
             return float(change.abs().max()) <= rounding
-        return len(rows) != 2 or differs(*rows)
+        return len(states) != 2 or differs(*states)  # none to compare: assume read
 
-    def are_read_beyond_noise(self, rows):
-        """Return True if most replaced tokens change the number at least half as much
-        when they are hidden: a quantization on the fly has their values in its range.
+    def are_read_beyond_noise(self, variants):
+        """Return True if replacing hidden tokens mostly changes the number more than half
+        as much as replacing visible ones; less is noise, as dynamic quantization takes
+        its range from hidden values, too.
         """
         shares = []
-        for row in rows:
-            other, seen = self.replaced(row), torch.ones_like(row)
-            change = self.value(other, row) - self.value(self.ids, row)
+        for keep in variants:
+            other, seen = self.replaced(keep), torch.ones_like(keep)
+            change = self.value(other, keep) - self.value(self.ids, keep)
             visible = self.value(other, seen) - self.value(self.ids, seen)
             shares.append(float(change.abs().max() / visible.abs().max()))
         return bool(shares) and bool(torch.tensor(shares).nanmedian() > 0.5)
 
-    def any_are_read(self, rows):
-        "Return True if some of the variants' hidden tokens change the number."
+    def any_are_read(self, variants):
+        "Return True if the hidden tokens of some variant are read."
         with hooks_suspended():
             if batch_noise(self.text.model):
-                drawn = rows[:: max(1, len(rows) // 8)]
-                return self.are_read_beyond_noise([row[None] for row in drawn])
-            # as keys all rows: a convolution may reach no further than its neighbours;
-            # by the mask the first token, which all that follow could see
-            rows = rows if self.as_keys else rows[:1]
-            return any(self.are_read(row[None]) for row in rows)
+                some = variants[:: max(1, len(variants) // 8)]
+                return self.are_read_beyond_noise([keep[None] for keep in some])
+            # key weights: a convolution mixes neighbours only, so try all variants;
+            # mask: the first suffices, whose removed token all later tokens could see
+            variants = variants if self.as_keys else variants[:1]
+            return any(self.are_read(keep[None]) for keep in variants)
 
 
 def _kept_as_read(text, target, keep):
-    "Return the variants that keep the rows that are read, and lack a token."
+    "Return variants that lack a token and keep all rows that the number is read from."
     n = text.n_positions
     n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
     read = [0, *range(max(0, n - n_last), n)]
@@ -550,12 +555,12 @@ def _mixing_error(model, as_keys):
 def check_hidden(
     text: EncodedText,
     target: OneTarget,  # see `as_target`, or a `Readout` with a fixed index
-    # (n, T) bool, variants in order; None: without the second or last but one token
+    # (n, T) bool, variants in order; None: two, without token 1 and without n − 2
     keep: torch.Tensor | None = None,
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ) -> None:
-    """Raise ValueError if a token that the mask hides still changes the number. A class
-    or token's logit is checked once a model, and anew for a longer text.
+    """Raise ValueError if a token that the mask hides still changes the number. A
+    logit's check is cached per model, up to the longest text checked.
     """
     model, is_logits = text.model, reads_logits(target)
     if not text.has_tokens or isinstance(model, MultiPartModel):
@@ -567,8 +572,8 @@ def check_hidden(
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
-    rows = _kept_as_read(text, target, keep)
-    if _HiddenTokens(text, target, as_keys).any_are_read(rows):
+    variants = _kept_as_read(text, target, keep)
+    if _HiddenTokens(text, target, as_keys).any_are_read(variants):
         raise _mixing_error(model, as_keys)
-    if len(rows) and is_logits:
+    if len(variants) and is_logits:
         proofs.add_length(claim, n)

@@ -22,7 +22,7 @@ from .structure import cached_in_call, position_offset, unwrapped_model
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000005
 TOKEN_BUDGET = 8192  # number of tokens in one batch, at most
-NO_LIMIT = 10**9  # tokens; a tokenizer without a limit has a larger number
+NO_LIMIT = 10**9  # tokens: stands for "no limit"; transformers uses 1e30
 # name of an encoding's main input → its number of dimensions in a batch
 MAIN_INPUTS = {'input_ids': 2, 'pixel_values': 4}
 # names of images and sounds that a text may come with
@@ -31,7 +31,7 @@ MEDIA_INPUTS = {'pixel_values', 'input_features', 'input_values'}
 
 def as_texts(texts: Texts) -> list:
     "Return a list of texts or images; raise TypeError for one text or a set."
-    # a table of pandas, datasets, … is a list of its columns
+    # list(table) has no texts: names of columns (pandas), or rows (datasets)
     columns = getattr(texts, 'column_names', getattr(texts, 'columns', None))
     if columns is not None and not isinstance(columns, Mapping) and len(columns):
         raise TypeError(
@@ -60,12 +60,15 @@ def is_message(x: Any) -> bool:
 
 # %% ../../nbs/lib/models_encoding.ipynb #00000008
 def _text_advice(text, name='text'):
+    "Return advice on a value that is no str, or ''."
     if name == 'text' and isinstance(text, (int, torch.Tensor)):
         return "; token ids are an encoding: dict(input_ids=[[101, 2307, 102]])"
     turns = text if isinstance(text, (list, tuple)) else [text]
     if not turns or not all(map(is_message, turns)):
         is_pair = name == 'text' and isinstance(text, list) and len(text) == 2
-        return "; a pair of texts is a tuple: ('premise', 'hypothesis')" * is_pair
+        return (
+            "; a pair of texts is a tuple: ('premise', 'hypothesis')" if is_pair else ''
+        )
     return (
         "; a chat, a list of messages {'role': …, 'content': …}, is for"
         " explain, or for explain_generation, which explains the answer to it"
@@ -79,7 +82,8 @@ def check_text(text: Any, name: str = 'text') -> None:
         kind = f'{type(text).__name__}{_text_advice(text, name)}'
         raise TypeError(f"{article} {name} must be a str, got {kind}")
     if not text.strip():
-        raise ValueError(f"the {name} is empty{'; leave it out' * (name == 'text')}")
+        advice = '; leave it out' if name == 'text' else ''
+        raise ValueError(f"the {name} is empty{advice}")
     for i, c in enumerate(text):
         if '\ud800' <= c <= '\udfff':
             raise ValueError(
@@ -150,7 +154,7 @@ def max_tokens(model: torch.nn.Module, tokenizer: Tokenizer) -> int:
     config = getattr(model, 'config', None)
     positions = getattr(config, 'max_position_embeddings', None) or 0
     if positions > 0:  # XLNet, which has no limit, has −1
-        limit = min(limit, positions - position_offset(model) or NO_LIMIT)
+        limit = min(limit, (positions - position_offset(model)) or NO_LIMIT)
     return min(limit, NO_LIMIT)
 
 
@@ -184,7 +188,7 @@ def tokenize_text(
     max_length: int | None = None,  # truncate to this number of tokens
     **options: Any,  # for the tokenizer
 ) -> tuple[Any, slice]:
-    "Return the encoding, and the slice of it that repeats no special token."
+    "Return the encoding, and its slice without special tokens that `parts` hold, too."
     n_front = n_back = 0
     special = tuple(filter(None, getattr(tokenizer, 'all_special_tokens', ())))
     starts_special = special and parts[0].startswith(special)
@@ -200,7 +204,7 @@ def tokenize_text(
     enc = _call_tokenizer(tokenizer, parts, tuple((limits | options).items()))
     ids = torch.as_tensor(enc['input_ids']).flatten().tolist()
     end = len(ids) - n_back
-    # truncation has removed the special tokens written at the end
+    # truncation cut the text's own end token: nothing is doubled
     if n_back and ids[end - n_back : end] != ids[end:]:
         end = len(ids)
     return enc, slice(n_front, end)
@@ -233,7 +237,7 @@ def _as_tensor(v):
 
 
 def _has_content(name, tensor):
-    "Return True for an input with rows; other inputs of zeros are the same as none."
+    "Return True for a tensor of two or more axes: a main input, or not all zeros."
     has_columns = tensor is not None and tensor.ndim > 1
     return has_columns and (name in MAIN_INPUTS or bool(tensor.any()))
 
@@ -252,13 +256,14 @@ def _model_inputs(model, enc, by_caller=False):
             is_unused = has_content and not is_accepted and not names.others
             _check_input(type(model).__name__, name, tensor, is_unused)
         has_rows = tensor is not None and tensor.ndim > 0
+        # a scalar, or no tensor; False means off
         if is_accepted and not has_rows and value is not False:
             raise ValueError(
                 f"the encoding holds {name} = {value!r}, and inputs are tensors with a"
                 " row for each text; leave it out (an image of another size: let the"
                 " processor resize it)"
             )
-        if tensor is not None and is_accepted or has_content and names.others:
+        if (tensor is not None and is_accepted) or (has_content and names.others):
             inputs[name] = tensor.to(device)
     check_image(inputs)
     return inputs
@@ -340,7 +345,7 @@ def _check_encoding(model, tokenizer, encoding, max_length):
     attended = attended_tokens(enc)
     if attended is None:
         return enc
-    # padding in front stays: it shifts the positions, or is the row that is read
+    # cut trailing padding; leading padding shifts positions or is read itself
     return select_tokens(enc, slice(int(torch.where(attended)[0][-1]) + 1))
 
 

@@ -41,9 +41,9 @@ def _heat_map(ax, a, scores, largest, cell, shrink):
     ticker = needs('matplotlib.ticker', 'plot')
     shares = scores.float() / largest
     ends = [matplotlib_rgb(DOWN), 'w', matplotlib_rgb(UP)]
-    scale = colors.LinearSegmentedColormap.from_list('scores', ends)
-    scale = scale.with_extremes(bad='0.88')
-    image = ax.imshow(shares.numpy(), cmap=scale, vmin=-1, vmax=1)
+    colour_map = colors.LinearSegmentedColormap.from_list('scores', ends)
+    colour_map = colour_map.with_extremes(bad='0.88')
+    image = ax.imshow(shares.numpy(), cmap=colour_map, vmin=-1, vmax=1)
     ax.autoscale(False)
     for sign, marker in ((1, '+'), (-1, '_')):
         y, x = (sign * shares >= FAINT).nonzero(as_tuple=True)
@@ -51,7 +51,7 @@ def _heat_map(ax, a, scores, largest, cell, shrink):
         colours = ['w' if dark else '.1' for dark in is_dark.tolist()]
         style = dict(s=(0.4 * cell) ** 2, c=colours, marker=marker, linewidths=1)
         ax.scatter(x.numpy(), y.numpy(), **style)
-    if math.isfinite(largest):  # the scale has the scores as its labels
+    if math.isfinite(largest):  # inf: no word has an effect, so no colour bar
         ticks = ticker.FuncFormatter(lambda share, _: f'{share * largest:.2g}')
         style = dict(shrink=shrink, format=ticks, label=f'score, {a.number_called}')
         ax.figure.colorbar(image, ax=ax, **style)
@@ -76,7 +76,7 @@ def _axis_limits(maps):
     for a in maps:
         values.append(a.scores[~outside_scale(a)].float())
         values.append(torch.tensor(a.intervals).flatten())
-        if not a.has_effect:  # its bars are to look as small as they are
+        if not a.has_effect:  # widen the axis: bars look negligible
             values.append(LEAST_EFFECT * a.own_scale * torch.tensor([-1.0, 1.0]))
     values = torch.cat(values)
     low, high = map(float, values[values.isfinite()].aminmax())
@@ -153,9 +153,9 @@ def _figure_of_rows(n, inches, note):
 
 # %% ../../nbs/lib/records_figures.ipynb #00000014
 def pairs_figure(p: Any) -> 'Figure':
-    "Draw a heat map of pairs; pairs with special tokens may exceed the scale."
+    "Draw a heat map; its scale ends at the strongest content pair and clips others."
     plt = needs('matplotlib.pyplot', 'plot')
-    largest = max((abs(score) for *_, score in p.strongest(1)), default=1.0)
+    largest = max((abs(score) for _, _, score in p.strongest(1)), default=1.0)
     words = [text for _, text in display_tokens(p.tokens)]
     size = 1.6 + 0.27 * len(p)
     fig, ax = plt.subplots(figsize=(size + 0.6, size), layout='constrained')
