@@ -27,9 +27,9 @@ from .models.objects import unwrap
 from .models.structure import input_names
 
 # %% ../nbs/lib/interop.ipynb #e205b6db
-# additional forward arguments
+# the type of additional_forward_args: tensors with an entry for each token
 More: TypeAlias = torch.Tensor | tuple[torch.Tensor | None, ...] | None
-KINDS = {2: 'input_ids', 3: 'inputs_embeds'}  # by the number of dimensions
+KINDS = {2: 'input_ids', 3: 'inputs_embeds'}  # names by number of dimensions
 
 
 def named_inputs(
@@ -84,7 +84,7 @@ def _kind_of(x):
 
 # %% ../nbs/lib/interop.ipynb #00000010
 class GivenEmbeddings(torch.nn.Module):
-    "A model whose input embeddings are given; `input_ids` are their row indices."
+    "A model run on given embeddings; `input_ids` index the rows of x.flatten(0, 1)."
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class GivenEmbeddings(torch.nn.Module):
         super().__init__()
         self.model = model
         self.config = config = getattr(model, 'config', None)
-        self.training = model.training  # `train` would set its parts as well
+        self.training = model.training  # not .train(): it would set submodules too
         rows = x.flatten(0, 1)
         self.source = torch.nn.Embedding(*rows.shape, device='meta')
         del self.source.weight  # a parameter would lose the gradient history of x
         self.source.weight = rows
-        # ids whose embeddings are not used: decoders, and RoBERTa, look for
-        # padding, so content is any other id
+        # dummy ids: models (decoders, RoBERTa) look only for padding in them, so any
+        # other id will do for content
         if hasattr(config, 'get_text_config'):
             config = config.get_text_config()
         pad = getattr(config, 'pad_token_id', None)
@@ -154,14 +154,14 @@ class TensorModel(torch.nn.Module):
         self,
         inputs: torch.Tensor,  # ids or embeddings
         *more: torch.Tensor | None,  # additional forward arguments
-    ) -> torch.Tensor:  # (batch, n); of a decoder those after the last token
+    ) -> torch.Tensor:  # (batch, n); of a decoder at the last attended token
         batch, model = named_inputs(self.model, inputs, more), self.model
         if inputs.ndim == 3:
             model, batch = _given_embeddings(model, batch)
         out = output_field(forward(model, batch))
         if out.ndim == 2:
             return out
-        last = batch['attention_mask'].cumsum(1).argmax(1)
+        last = batch['attention_mask'].cumsum(1).argmax(1)  # last attended token
         return out[torch.arange(len(out)), last]
 
 # %% ../nbs/lib/interop.ipynb #00000018
@@ -170,7 +170,7 @@ def _call_by_target(method, batch, targets, options):
     their padding. Return scores in the inputs' columns.
     """
     mask = batch['attention_mask']
-    if (F.pad(mask, (1, 1)).diff().abs().sum(1) != 2).any():
+    if (F.pad(mask, (1, 1)).diff().abs().sum(1) != 2).any():  # a run has 2 changes
         raise ValueError("attention_mask must be 1 at consecutive tokens of each row")
     lengths = mask.sum(1).tolist()
     by_row = [None] * len(targets)
@@ -214,7 +214,7 @@ class Attributor:
         "Return False; Captum calls it."
         return False
 
-    @restores_state  # Captum's NoiseTunnel calls the `__wrapped__` that this adds
+    @restores_state  # Captum's NoiseTunnel needs `attribute.__wrapped__`, set by this
     def attribute(
         self,
         inputs: torch.Tensor,  # ids (batch, T) or embeddings (batch, T, d)
@@ -234,13 +234,14 @@ class Attributor:
             target = target.item()
         targets = targets_of_texts(self.model, self.tokenizer, target, len(x))
         model, tokenizer = self.model, self.tokenizer
-        has_dims = x.ndim == 3 and self.method.takes('dims')
+        has_dims = x.ndim == 3 and self.method.takes('dims')  # one score per entry
         options |= dict(dims=True) if has_dims else {}
         if x.ndim == 3:
-            model, batch, tokenizer = *_given_embeddings(model, batch), None
+            model, batch = _given_embeddings(model, batch)
+            tokenizer = None
         call = partial(self.method, model, tokenizer)
         scores = _call_by_target(call, batch, targets, options)
-        if x.ndim == 3 and not has_dims:
+        if x.ndim == 3 and not has_dims:  # spread a token's score evenly
             scores = (scores / x.shape[2])[..., None].expand_as(x).clone()
         scores = scores.to(x.device, x.dtype if x.ndim == 3 else torch.float32)
         if not torch.isfinite(scores).all():
@@ -263,7 +264,7 @@ class Attributor:
 
 
 class LRP(Attributor):
-    "AttnLRP; method='cp_lrp', or 'lrp' with composite=, is another."
+    "AttnLRP by default; others by method='cp_lrp', or 'lrp' with composite=."
 
     default_method = 'attn_lrp'
 
@@ -312,7 +313,7 @@ def explain_rows(
 
     def explain_batch(batch):
         maps = explain(model, tokenizer, list(batch[column]), **options)
-        # datasets hashes this function, and cannot hash a recursive one that it calls
+        # build the dict here: datasets cannot hash recursive helpers of this function
         return dict(
             tokens=[a.tokens for a in maps],
             scores=[a.scores.tolist() for a in maps],

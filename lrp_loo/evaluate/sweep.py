@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import count
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from ..models.structure import describe_model, device_of, name_of_model
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000006
 def _load(model, tokenizer, name, device):
     "Return the model, its tokenizer, and its name in rows."
-    label = name
+    label = name  # of a loaded model; of one to load, `name` is the data set
     if isinstance(model, (str, os.PathLike)):
         device = resolve_device(device)
         model, loaded, label = load_model(model, name or 'reviews-sst2', device)
@@ -78,7 +79,7 @@ class BatchWorker:
         self.parts = call_parts(*loaded[:2], **parts)
 
     def call_parts(self) -> dict[str, str]:
-        "Return `parts`, which an actor of Ray has elsewhere."
+        "Return the digests (`parts`); actors of Ray expose methods only."
         return self.parts
 
     def compute(
@@ -87,11 +88,12 @@ class BatchWorker:
     ) -> list[dict[str, Any]]:  # one for each text
         "Compute exact LOO and every method for each text."
         device = device_of(self.model)
-        encs = [{k: v.to(device) for k, v in enc.items()} for *_, enc, _ in batch]
+        _, texts, encs, _ = zip(*batch)
+        encs = [{k: v.to(device) for k, v in enc.items()} for enc in encs]
         arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
         loos, maps = compare_with_loo(*arguments, precision=self.precision)
         rows = []
-        for k, ((_, text, *_), loo) in enumerate(zip(batch, loos)):
+        for k, (text, loo) in enumerate(zip(texts, loos)):
             joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
             row = dict(text_sha256=hashlib.sha256(joined.encode()).hexdigest()[:16])
             row |= dict(target=loo.target, logit=loo.logit, tokens=loo.tokens)
@@ -110,7 +112,7 @@ COLUMNS += ['model', 'worker', 'digest']
 
 
 def _frame(rows, columns):
-    "Return columns of rows, a row per text and method, by text."
+    "Return a DataFrame with a row per text and method, in text order."
     of_methods = (
         row | entry | dict(index=row['i'], method=name)
         for row in rows
@@ -144,6 +146,7 @@ def sweep_table(
     r = unique.groupby('method', sort=False).r
     table = r.agg(r='mean', r_se='sem', n='size')
     table['n_undefined'] = table.n - r.count()
+    # each copy has a row per method
     n_copies = (len(rows) - len(unique)) // max(1, len(table))
     return audit_table(table, [], {}, n_copies)
 
@@ -236,7 +239,7 @@ def _ray_pool(ray, workers, options):
     return _parts_of_actors(ray, actors), partial(_run_on_actors, ray, actors)
 
 # %% ../../nbs/lib/evaluate_sweep.ipynb #00000016
-def _check_run(is_loaded, batch_size, engine, workers, device):
+def _check_run(has_objects, batch_size, engine, workers, device):
     "Raise an error for wrong arguments, before a model is loaded."
     one_of('engine', engine, ('plain', 'ray'))
     whole_number('batch_size', batch_size)
@@ -245,7 +248,7 @@ def _check_run(is_loaded, batch_size, engine, workers, device):
         raise ValueError(
             f"engine='plain' is one process; take engine='ray' for workers={workers}"
         )
-    if engine == 'ray' and is_loaded:
+    if engine == 'ray' and has_objects:
         raise ValueError(
             "engine='ray': each worker loads the model and its tokenizer itself; give"
             " the model's name or folder, and None for the tokenizer"
@@ -294,19 +297,22 @@ def _ray_workers(inputs, workers, options):
 
 @contextlib.contextmanager
 def _one_worker(inputs, label, options):
-    "Yield the same of a model in this process."
+    "Yield the digests and a `run_all` that computes in this process."
     worker = BatchWorker(inputs.model, inputs.tokenizer, name=label, **options)
     yield worker.parts, lambda batches: ((b, worker.compute(b)) for b in batches)
 
 
+_Example = namedtuple('_Example', 'i text enc digest')  # i: place in the data set
+
+
 def _batches(windows, target, parts, size):
-    "Yield lists of (index, text, encoded, digest), the longest of each window first."
+    "Yield lists of examples, the longest of each window first."
     for window in windows:
         _common_target(window, target)
-        of_texts = zip(count(window.first), window.texts, map(dict, window.encs))
-        # the digest is of all that decides a text's row, and of its place
-        examples = [(*x, digest([parts, x[0], x[2]])) for x in of_texts]
-        examples.sort(key=lambda x: -x[2]['input_ids'].shape[1])
+        texts = zip(count(window.first), window.texts, map(dict, window.encs))
+        # the digest includes the index, so that copies of a text keep separate rows
+        examples = [_Example(i, t, enc, digest([parts, i, enc])) for i, t, enc in texts]
+        examples.sort(key=lambda example: -example.enc['input_ids'].shape[1])
         for start in range(0, len(examples), size):
             yield examples[start : start + size]
 
@@ -341,8 +347,8 @@ def sweep(
     texts = texts if isinstance(texts, Iterator) else as_texts(texts)
     methods = as_methods(method)
     out = Path(out).expanduser().resolve()
-    is_loaded = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
-    _check_run(is_loaded, batch_size, engine, workers, device)
+    has_objects = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
+    _check_run(has_objects, batch_size, engine, workers, device)
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
@@ -366,8 +372,8 @@ def sweep(
         workers_of_call = _ray_workers(inputs, workers, options)
     with workers_of_call as (parts, run_all):
         batches = _batches(windows, common, parts, batch_size)
-        how = dict(key_of=itemgetter(3), total=inputs.total or 0, run_all=run_all)
-        results.extend(batches, None, 'sweep', progress, **how)
+        how = dict(key_of=attrgetter('digest'), total=inputs.total or 0)
+        results.extend(batches, None, 'sweep', progress, run_all=run_all, **how)
     columns = ['index', 'method', 'r', 'text_sha256', 'target']
     rows = _frame(results.iter_rows(), columns)
     table = sweep_table(rows).loc[list(methods)]

@@ -63,10 +63,10 @@ class MultiPartModel(torch.nn.Module):
 
     def embedded(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         "Return the embeddings of every position, (batch, T, d)."
-        return self.tables()[0].forward(inputs['input_ids'])
+        return self.tables()[0].forward(inputs['input_ids'])  # not called: skips hooks
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
-        "Return the encoding of a text, a batch of one row (see `encode`)."
+        "Return a text's encoding, one row; limits: truncation, max_length (`encode`)."
         return encode(self.inside, tokenizer, text, **limits)
 
 
@@ -85,7 +85,7 @@ def join_parts(*parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 # %% ../../nbs/lib/models_multipart.ipynb #00000007
 class _PositionTracker:
-    """Hooks that set which tokens of the row each attention of an encoder-decoder reads.
+    """Hooks that set POSITIONS for each attention of an encoder-decoder as it runs.
     A module of the decoder that receives the encoder's states attends to the source.
     """
 
@@ -94,17 +94,17 @@ class _PositionTracker:
         self.decoder = decoder  # positions of the decoder's tokens
         self.states = None  # of the encoder, which the decoder receives
         self.attends_source = False
-        self.previous = []  # positions outside of the modules that are running
+        self.stack = []  # outer values of POSITIONS, which `leave` restores
         self.hooks = [
             (model.get_encoder(), self.enter_encoder, self.leave),
             (model.get_decoder(), self.enter_decoder, self.leave),
         ]
-        for m in list(model.get_decoder().modules())[1:]:
-            if next(m.children(), None) is not None:
+        for m in list(model.get_decoder().modules())[1:]:  # without the decoder itself
+            if next(m.children(), None) is not None:  # a module with children
                 self.hooks.append((m, self.enter_part, self.leave))
 
     def set_positions(self, positions):
-        self.previous.append(POSITIONS.get())
+        self.stack.append(POSITIONS.get())
         POSITIONS.set(positions)
 
     def enter_encoder(self, module, args, kwargs):
@@ -119,12 +119,13 @@ class _PositionTracker:
         states, keys = self.states, self.decoder
         if states is not None and any(x is states for x in (*args, *kwargs.values())):
             self.attends_source = True
+            # -1: a sound's states are no tokens of the row
             no_keys = self.decoder.new_full((states.shape[1],), -1)
             keys = no_keys if self.source is None else self.source
         self.set_positions(Positions(self.decoder, keys))
 
     def leave(self, module, args, kwargs, output):
-        POSITIONS.set(self.previous.pop())
+        POSITIONS.set(self.stack.pop())
 
 
 @contextlib.contextmanager
@@ -178,7 +179,7 @@ class EncoderDecoder(MultiPartModel):
 
     def embedded(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         ids, n = inputs['input_ids'], n_first(inputs['tower_ids'])
-        first, last = self.tables()[0], self.tables()[-1]
+        first, last = self.tables()[0], self.tables()[-1]  # forward skips hooks
         return torch.cat([first.forward(ids[:, :n]), last.forward(ids[:, n:])], 1)
 
     def start_ids(self) -> list[int]:
@@ -266,7 +267,7 @@ class EncoderDecoder(MultiPartModel):
 class ReadTwice(MultiPartModel):
     "A wrapper of a classifier whose decoder reads the same text one position later."
 
-    tables, stacks = EncoderDecoder.tables, EncoderDecoder.stacks
+    tables, stacks = EncoderDecoder.tables, EncoderDecoder.stacks  # borrowed methods
 
     def forward(
         self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None = None
@@ -274,6 +275,7 @@ class ReadTwice(MultiPartModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         shifted = torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], 1)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        # token k of the decoder is token k - 1 of the text; -1: the start token
         tracking = _track_positions(self.inside, positions, positions - 1)
         decoder_ids = []
 
@@ -283,7 +285,7 @@ class ReadTwice(MultiPartModel):
         with forward_hooks([(self.inside.get_decoder(), record_ids, None)]), tracking:
             row = dict(input_ids=input_ids, attention_mask=mask)
             out = self.inside(**row, decoder_attention_mask=shifted, use_cache=False)
-        start = getattr(self.config, _START, None)
+        start = getattr(self.config, _START, None)  # without one, -1 matches no id
         start = torch.full_like(input_ids[:, :1], -1 if start is None else start)
         if not torch.cat([start, input_ids[:, :-1]], 1).equal(decoder_ids[0]):
             raise ValueError(
@@ -316,7 +318,7 @@ class SoundDecoder(EncoderDecoder):
     def stacks(self) -> list[torch.nn.Module]:
         return [self.inside.get_decoder()]
 
-    embedded = MultiPartModel.embedded
+    embedded = MultiPartModel.embedded  # one table: not as EncoderDecoder
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
         "Return one row for a pair (input_features or the extractor's output, answer)."
@@ -359,7 +361,7 @@ POOLINGS = ('mean', 'cls', 'last')
 class TwoTowers(MultiPartModel):
     "A wrapper of an encoder that computes the similarity of two texts' embeddings."
 
-    pooling, normalize = 'mean', True
+    pooling, normalize = 'mean', True  # set by `two_towers`, and by models/objects.py
     n_dims = None  # number of the embeddings' first dimensions; None: all
     has_unit_length = False  # of the embeddings before dimensions are cut off
 

@@ -30,10 +30,10 @@ from ..records.pairs import Pairs
 
 # %% ../../nbs/lib/tasks_pairs.ipynb #00000007
 def _pair_scores(losses, pairs):
-    "Return I_ij (n, n) from what removing each unit and then each pair takes away."
-    loo, both = losses.split([len(losses) - len(pairs), len(pairs)])
+    "Return I_ij = LOO_i + LOO_j − LOO_ij, (n, n), from LOOs of units, then of pairs."
+    loo, pair_loo = losses.split([len(losses) - len(pairs), len(pairs)])
     scores, (i, j) = loo.new_zeros(len(loo), len(loo)), pairs.T
-    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
+    scores[i, j] = scores[j, i] = loo[i] + loo[j] - pair_loo
     return scores
 
 
@@ -41,11 +41,11 @@ def _pair_scores(losses, pairs):
 def exact_pairs(
     model: torch.nn.Module,
     tokenizer: Any,
-    enc: dict[str, Any],  # encoded texts, computed one by one
+    enc: dict[str, Any],  # one encoded text; the decorated function takes a list
     target: Any = None,  # see `as_target`; None: the predicted class
     units: Any = None,  # a `Units` (or None) per text, removed together
     removal: str = 'attention_mask',  # see `as_removal`
-) -> Scores:  # exact LOO; info: pairs (n, n), passes, forwards
+) -> Scores:  # exact LOO; info: pairs (n, n), passes (with gradients), forwards
     "Compute I_ij of all pairs of tokens, also special ones, each by a forward pass."
     members = unit_members(model, enc, units)
     n, pairs = len(members), torch.combinations(torch.arange(len(members)), 2)
@@ -63,7 +63,7 @@ def likely_pairs(
     loo: torch.Tensor,  # (n,) LOO of each unit
     is_content: torch.Tensor,  # (n,) bool: the units that may be in pairs
 ) -> torch.Tensor:  # (n or fewer, 2) indices
-    "Return n pairs, of the largest |score| and the largest product of LOOs."
+    "Return n pairs with the largest |score| + |LOO_i·LOO_j|, each divided by its mean."
     worth = torch.zeros_like(scores)
     for size in (scores.abs(), (loo[:, None] * loo).abs()):
         size = size.fill_diagonal_(0)
@@ -79,17 +79,18 @@ def likely_pairs(
 def removal_pairs(
     model: torch.nn.Module,
     tokenizer: Any,
-    enc: dict[str, Any],  # encoded texts, computed one by one
+    enc: dict[str, Any],  # one encoded text; the decorated function takes a list
     target: Any = None,  # see `as_target`; None: the predicted class
     units: Any = None,  # a `Units` (or None) per text, removed together
-) -> Scores:  # LOO; info: pairs (n, n), passes, forwards
+) -> Scores:  # LOO; info: pairs (n, n), passes (with gradients), forwards
     """Estimate I_ij by `removal` on the text and on the text without each j; compute
     the likely largest ones exactly.
     """
     full = removal_pass(model, enc, target, None if units is None else [units])
     estimate = full.terms.sum(1)[0].cpu().double()
     value, n = full.values.cpu().double(), len(estimate)
-    members, D, values = unit_members(model, enc, units), [], []
+    members = unit_members(model, enc, units)
+    differences, values = [], []  # row j: estimated LOOs minus those without unit j
     # larger batches of passes with a backward are slower on a CPU
     rows = max(1, TOKEN_BUDGET // 4 // enc['input_ids'].shape[1])
     for keep in (~members).to(device_of(model)).split(rows):  # without each unit
@@ -97,15 +98,15 @@ def removal_pairs(
         per_text = None if units is None else [units] * k
         readout = Readout.joined([full.readout] * k)
         part = removal_pass(model, enc, readout, per_text, keep)
-        D.append(estimate - part.terms.sum(1).cpu().double())
+        differences.append(estimate - part.terms.sum(1).cpu().double())
         values.append(part.values.cpu().double())
-    D, loo = torch.cat(D), value - torch.cat(values)
+    D, loo = torch.cat(differences), value - torch.cat(values)
     scores = ((D + D.T) / 2).fill_diagonal_(0)
     i, j = likely_pairs(scores, loo, content_units(tokenizer, enc, units, n)).T
-    both = [~(members[i] | members[j])]
-    (outputs,) = read_subsets(model, [enc], both, [full.readout])
-    both = outputs.value.cpu().double() - outputs.values.cpu().double()
-    scores[i, j] = scores[j, i] = loo[i] + loo[j] - both
+    kept = [~(members[i] | members[j])]
+    (outputs,) = read_subsets(model, [enc], kept, [full.readout])
+    pair_loo = outputs.value.cpu().double() - outputs.values.cpu().double()
+    scores[i, j] = scores[j, i] = loo[i] + loo[j] - pair_loo
     info = dict(passes=1 + n, forwards=len(i), pairs=scores)
     return Scores(loo[None], value, full.readout, info)
 
@@ -118,18 +119,18 @@ def function_pairs(
 ) -> list[Pairs]:  # one per text, in order
     "Compute I_ij of all pairs of units of what a function answers."
     answers, records = Answers(function, progress=False), []
-    for text in [texts] if isinstance(texts, str) else texts:
-        text = plain_text(text, units)
+    for given in [texts] if isinstance(texts, str) else texts:
+        text = plain_text(given, units)
         n = len(text)
         pairs = torch.combinations(torch.arange(n), 2)
         removed = [[k] for k in range(n)] + pairs.tolist()
-        texts = [text.without(units) for units in removed]
-        rows = answers.of_texts([text.text, *texts])[1:]
+        variants = [text.without(indices) for indices in removed]
+        rows = answers.of_texts([text.text, *variants])[1:]
         main = explain_text(answers, text, 'loo', target)
         index = main.target if isinstance(main.target, (int, tuple)) else 0
         losses = [main.logit - read_number(row, index)[1] for row in rows]
-        main.method = 'exact'
-        main.info |= dict(forward_equivalents=len({text.text, *texts}))
+        main.method = 'exact'  # main is new here, so it may be changed
+        main.info |= dict(forward_equivalents=len({text.text, *variants}))
         losses = torch.tensor(losses, dtype=torch.double)
         records.append(Pairs(main, _pair_scores(losses, pairs)))
     return records
@@ -142,7 +143,7 @@ def explain_pairs(
     model: Model,  # an unmodified transformers model in eval mode, or a function
     tokenizer: Tokenizer,  # its tokenizer; of a function None
     texts: Texts,  # a list of str (or of pairs); a single str is a list of one
-    # 'removal' or 'exact'; None: the first, of a function the second
+    # 'removal' or 'exact'; None: 'removal', for a function 'exact'
     method: str | None = None,
     target: TargetOf = None,  # class or token to explain (see `explain`)
     truncation: bool = False,  # cut texts that are too long for the model
@@ -151,7 +152,7 @@ def explain_pairs(
     device: str | torch.device | None = None,  # where to move the model
     template: str | list[dict[str, Any]] | None = None,  # text around each text
     among: list[Any] | None = None,  # part of each text to explain (see `explain`)
-    removal: str = 'attention_mask',  # another one of REMOVALS with method='exact'
+    removal: str = 'attention_mask',  # others of REMOVALS need method='exact'
 ) -> list[Pairs]:  # one per text, in order
     "Compute the interaction of every two tokens (units) of each text."
     settings = dict(truncation=truncation, max_length=max_length, device=device)
@@ -188,8 +189,8 @@ def _pairs_of_text(inputs, method, run, options):
     n = int(content_units(tokenizer, enc, inputs.units[0], n_tokens).sum())
     if n < 2:
         raise ValueError(f"a pair needs two tokens (units), and this text has {n}")
-    call = run, inputs.targets[0], inputs.units, inputs.content
-    (main,) = explain_batch(model, tokenizer, [enc], *call, **options)
-    main.method = method
+    of_text = dict(target=inputs.targets[0], units=inputs.units, content=inputs.content)
+    (main,) = explain_batch(model, tokenizer, [enc], run, **of_text, **options)
+    main.method = method  # main is new here, so it may be changed
     add_provenance([main], model, options, **inputs.info)
     return Pairs(main, main.info.pop('pairs').float())
