@@ -11,9 +11,9 @@ import torch
 
 from lrp_loo import explain, load, load_demo, refine
 from lrp_loo.data import load_texts
-from lrp_loo.evaluate.intervals import Calibration, CalibrationText, Estimate
-from lrp_loo.evaluate.intervals import calibrate, estimate_of, reach_needed, settle_top
-from lrp_loo.evaluate.intervals import token_quantile, top_tokens
+from lrp_loo.evaluate.intervals import Calibration, CalibrationText, ContentScores
+from lrp_loo.evaluate.intervals import calibrate, content_scores, reach_needed
+from lrp_loo.evaluate.intervals import settle_top, token_quantile, top_tokens
 from lrp_loo.inputs.targets import Target
 from lrp_loo.lrp.composite import Composite
 from lrp_loo.records.attribution import Attribution
@@ -50,7 +50,7 @@ def attribution(scores, **info):
 
 def measured(a, loo):
     "The first two's content, as `calibrate` keeps it."
-    return CalibrationText(estimate_of(a), loo.scores[1:].tolist())
+    return CalibrationText(content_scores(a), loo.scores[1:].tolist())
 
 
 def test_the_unit_of_an_error_is_its_standard_deviation():
@@ -105,7 +105,9 @@ def test_settled_answers_are_right(demo, texts, calibrated):
 
 def made_calibration(texts, **settings):
     "Make a calibration from pairs of scores and LOO without a spread."
-    kept = [CalibrationText(Estimate(list(x), [], []), list(loo)) for x, loo in texts]
+    kept = [
+        CalibrationText(ContentScores(list(x), [], []), list(loo)) for x, loo in texts
+    ]
     return Calibration(settings, kept)
 
 
