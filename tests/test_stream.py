@@ -77,7 +77,7 @@ def test_modules_are_walked_a_few_times_in_a_window(small, texts, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, 'named_modules', counted)
     list(explain(*small, iter(texts), 'grad_x_input', stream=True))
     assert walks.count(small[0]) <= len(texts) / 8  # about one for a batch of 16
-    assert structure._FOUND.get() is None
+    assert structure._RESULTS.get() is None
 
 
 def test_maps_of_many_texts_keep_no_estimate(small, texts):
