@@ -124,8 +124,6 @@ class _AttentionOfText:
         n_shared = len(self.g) // keys.shape[1]
         new = (x.to(self.g).repeat_interleave(n_shared, 1) for x in (keys, values))
         new = (variant, position, *(x.transpose(0, 1) for x in new))
-        lost_by, lost = (~seen).nonzero().T
-        old = (lost_by, lost, self.keys[:, lost], self.values[:, lost])
         changes = self.g.new_zeros(len(kept))
         for block in self.blocks:
             of_block = kept[:, block[0]]
@@ -133,6 +131,8 @@ class _AttentionOfText:
                 continue
             sums = self.sums(len(kept), *block, *new)
             if self.weights is None:
+                lost_by, lost = (~seen).nonzero().T
+                old = (lost_by, lost, self.keys[:, lost], self.values[:, lost])
                 sums = self.with_others(sums, of_block, seen, *block, *old)
             else:  # nothing is subtracted, so that nothing cancels
                 others = F.linear(seen.to(self.g), self.weights)
