@@ -17,7 +17,7 @@ from . import Estimate
 from .one_pass import RemovalTerms
 from ..inputs.scores import ROUNDING, differs
 from ..loo.engines import Variants, random_choice
-from ..models.attention import AttentionCall
+from ..models.attention import AttentionCall, float_mask
 from ..models.call import counted_rows
 from ..models.structure import proofs_of
 
@@ -89,33 +89,34 @@ class _AttentionOfText:
         qkv = dict(query=call.query[t], key=call.key[t], value=call.value[t])
         self.call, self.g = replace(call, attn_mask=mask, **qkv), gradient[t]
         # later keys are hidden by their positions, not by a mask of all pairs
-        self.bias = None if call.is_causal else self.call.bias()
-        if self.bias is not None:
-            self.bias = self.bias.expand(*self.g.shape[:2], -1)
+        self.mask = None if call.is_causal else self.call.bias()
         self.keys, self.values, self.blocks = self.call.keys, self.call.values, []
-        positions = torch.arange(self.g.shape[1], device=self.g.device)
-        for rows in positions.split(LONG):
-            keys = positions[: rows[-1] + 1 if call.is_causal else None]
-            logits = self.call.query[:, rows] @ self.keys[:, keys].mT
-            logits = self.masked(logits * self.call.factor, slice(None), rows, keys)
+        n = self.g.shape[1]
+        self.positions = torch.arange(n, device=self.g.device)
+        for start in range(0, n, LONG):
+            rows = slice(start, min(start + LONG, n))
+            keys = slice(rows.stop if call.is_causal else None)
+            logits = self.call.query[:, rows] @ self.keys[:, keys].mT * call.factor
+            if (bias := self.bias(rows, self.positions[keys])) is not None:
+                logits += bias
             log_sum = logits.logsumexp(-1, keepdim=True)
             log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
             A = (logits - log_sum).exp_()
-            O = A @ self.values[:, keys]
-            gain = (self.g[:, rows] * O).sum(-1, keepdim=True)
+            gains = self.g[:, rows] @ self.values[:, keys].mT
+            gain = (A * gains).sum(-1, keepdim=True)  # ⟨g, O⟩
             self.blocks.append((rows, log_sum, gain))
         self.weights = None  # of a short text: A, and A times a key's gain
-        if len(positions) <= LONG:
-            gains = self.g @ self.values.mT - gain
-            self.weights = torch.stack([A, A * gains]).flatten(0, 2)
+        if n <= LONG:
+            self.weights = torch.stack([A, A * (gains - gain)]).flatten(0, 2)
 
-    def masked(self, logits, heads, rows, keys):
-        "Return logits, (…, rows, keys), as rows of these heads see keys at positions."
+    def bias(self, rows, keys):
+        "Return what is added to the logits of rows at the positions `keys`, or None."
         if self.call.is_causal:
-            return logits.masked_fill_(keys > rows[:, None], -torch.inf)
-        return (
-            logits if self.bias is None else logits + self.bias[heads, rows][..., keys]
-        )
+            return float_mask(keys > self.positions[rows, None], self.g)
+        if self.mask is None:
+            return None
+        mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., rows, :]
+        return mask[..., keys]
 
     def changes(self, kept, seen, variant, position, keys, values):
         """Return Σ ⟨g, Õ − O⟩ over the rows `kept`, (n, T) bool, of n variants that see
@@ -136,9 +137,8 @@ class _AttentionOfText:
                 sums = self.with_others(sums, of_block, seen, *block, *old)
             else:  # nothing is subtracted, so that nothing cancels
                 others = F.linear(seen.to(self.g), self.weights)
-                others = others.unflatten(1, (2, *self.g.shape[:2]))
-                sums = others.permute(1, 2, 0, 3) + sums
-            change = sums[1] / sums[0].clamp(min=1e-30)
+                sums += others.unflatten(1, (2, *self.g.shape[:2])).permute(1, 2, 0, 3)
+            change = sums[1] / sums[0].clamp_(min=1e-30)
             changes += (change.sum(0) * of_block).sum(1)
         return changes
 
@@ -160,16 +160,18 @@ class _AttentionOfText:
         """Return the sums over keys of each of n variants, (heads, n_keys, d), of e^logit
         in units of a row's old sum, and of that times the key's gain: (2, heads, n, rows).
         """
-        if self.call.is_causal and (is_late := position > rows[-1]).any():
-            seen = (~is_late).nonzero()[:, 0]
+        if self.call.is_causal and len(self.blocks) > 1:  # later keys are not seen
+            seen = (position < rows.stop).nonzero()[:, 0]
             variant, position = variant[seen], position[seen]
             keys, values = keys[:, seen], values[:, seen]
-        query, g = self.call.query[:, rows], self.g[:, rows]
-        logits = torch.baddbmm(-log_sum.mT, keys, query.mT, alpha=self.call.factor)
-        logits = self.masked(logits.mT, slice(None), rows, position).mT
-        weights = logits.clamp_(max=MAX_LOG).exp_()
+        shift, g = -log_sum.mT, self.g[:, rows]
+        if (bias := self.bias(rows, position)) is not None:
+            shift = shift + bias.mT
+        query = self.call.query[:, rows]
+        weights = torch.baddbmm(shift, keys, query.mT, alpha=self.call.factor)
+        weights = weights.clamp_(max=MAX_LOG).exp_()
         gains = torch.baddbmm(-gain.mT, values, g.mT).mul_(weights)
-        sums = weights.new_zeros(2, len(g), n, len(rows))
+        sums = weights.new_zeros(2, len(g), n, g.shape[1])
         for one, terms in zip(sums, (weights, gains)):
             one.index_add_(1, variant, terms)
         return sums
@@ -177,16 +179,16 @@ class _AttentionOfText:
     def sums_of_keys(self, seen, rows, log_sum, gain, heads, variants, place):
         "Return the same sums over the keys that are seen, (2, k), of k rows."
         at_once = max(1, SUMMED_AT_ONCE // self.keys[0].numel())
-        positions, sums = torch.arange(seen.shape[1], device=rows.device), []
+        sums = []
         for h, v, i in zip(*(x.split(at_once) for x in (heads, variants, place))):
-            of_row = (self.keys[h] @ self.call.query[h, rows[i], :, None])[..., 0]
-            logits = of_row * self.call.factor - log_sum[h, i]
-            A = (
-                self.masked(logits, h, rows[i], positions)
-                .exp()
-                .masked_fill(~seen[v], 0)
-            )
-            gains = (self.values[h] @ self.g[h, rows[i], :, None])[..., 0] - gain[h, i]
+            of_row = self.positions[rows][i]
+            logits = (self.keys[h] @ self.call.query[h, of_row, :, None])[..., 0]
+            logits = logits * self.call.factor - log_sum[h, i]
+            if (bias := self.bias(of_row, self.positions)) is not None:
+                bias = bias.expand(len(self.g), len(h), -1)
+                logits += bias[h, torch.arange(len(h), device=h.device)]
+            A = logits.exp_().masked_fill_(~seen[v], 0)
+            gains = (self.values[h] @ self.g[h, of_row, :, None])[..., 0] - gain[h, i]
             sums.append(torch.stack([A.sum(1), (A * gains).sum(1)]))
         return torch.cat(sums, 1)
 
