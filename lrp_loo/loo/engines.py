@@ -230,13 +230,16 @@ class Variants:
 
     def _check_deletion(self):
         "Raise ValueError if deleted tokens move the target, or if none is left."
-        has_tokens = bool(self.keep.any(1).all())
-        if not (has_tokens and self.whole.readout.accepts_deletion()):
-            raise ValueError(
-                f"removal={self.options.removal.name!r} shifts the tokens after it, and"
-                " the target is at a fixed position, or no token would be left; take"
-                " 'attention_mask'"
+        problem = ''
+        if not self.keep.any(1).all():
+            problem = 'leaves no token of a variant'
+        elif not self.whole.readout.accepts_deletion():
+            problem = (
+                'shifts the tokens after it, and the target is at a fixed position'
             )
+        if problem:
+            name = self.options.removal.name
+            raise ValueError(f"removal={name!r} {problem}; take 'attention_mask'")
 
     def is_read_alone(self, values: torch.Tensor) -> bool:
         "Return True if a random variant of these values has the same one by itself."
