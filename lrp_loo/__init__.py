@@ -8,6 +8,7 @@ __all__ = []
 # %% ../nbs/lib/package.ipynb #00000002
 #| eval: false
 import warnings as _warnings
+from difflib import get_close_matches as _get_close_matches
 
 import lazy_loader as _lazy
 
@@ -23,4 +24,9 @@ def __getattr__(name):
     "Return a public name; the docstring of a function describes its parameters."
     from .core.tools import describe_parameters
 
-    return describe_parameters(_attribute(name))
+    try:
+        return describe_parameters(_attribute(name))
+    except AttributeError as e:
+        near = _get_close_matches(name, __all__, 1)
+        hint = f'; did you mean {near[0]!r}?' if near else ''
+        raise AttributeError(f'{e}{hint}') from None

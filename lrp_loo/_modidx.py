@@ -55,6 +55,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'lrp_loo.cli.options.with_options': ('lib/cli_options.html#with_options', 'lrp_loo/cli/options.py')},
             'lrp_loo.core.arguments': { 'lrp_loo.core.arguments.UsageError': ( 'lib/core_arguments.html#usageerror',
                                                                                'lrp_loo/core/arguments.py'),
+                                        'lrp_loo.core.arguments.did_you_mean': ( 'lib/core_arguments.html#did_you_mean',
+                                                                                 'lrp_loo/core/arguments.py'),
                                         'lrp_loo.core.arguments.fraction': ( 'lib/core_arguments.html#fraction',
                                                                              'lrp_loo/core/arguments.py'),
                                         'lrp_loo.core.arguments.one_of': ('lib/core_arguments.html#one_of', 'lrp_loo/core/arguments.py'),

@@ -121,6 +121,18 @@ def test_methods_get_their_options_and_the_target(loaded, tmp_path):
     assert read_sweep(tmp_path).equals(rows)
 
 
+def test_maps_alone_are_those_beside_loo_in_rows_of_their_own(loaded, plain, tmp_path):
+    table = swept(loaded, TEXTS, tmp_path, METHOD_NAMES, loo=False, batch_size=3)
+    assert table.to_dict('list') == dict(n=[len(TEXTS)] * len(METHOD_NAMES))
+    rows, beside = read_sweep(tmp_path), read_sweep(plain)
+    assert rows.loo.isna().all() and rows.r.isna().all()
+    assert_same_rows(rows.drop(columns=['loo', 'r']), beside.drop(columns=['loo', 'r']))
+    swept(loaded, TEXTS, tmp_path, METHOD_NAMES, batch_size=3)
+    assert read_sweep(tmp_path).loo.notna().all()
+    with pytest.raises(ValueError, match="precision='bfloat16' is that of exact LOO"):
+        swept(loaded, TEXTS, tmp_path, loo=False, precision='bfloat16')
+
+
 def test_a_module_resumes_the_sweep_of_its_folder(loaded, folder, tmp_path):
     "Rows hold the model's name; those of other weights under that name stay apart."
     swept((folder, None), TEXTS[:2], tmp_path)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Model', 'Tokenizer', 'Text', 'Texts', 'MethodName', 'AUDITED', 'SWEPT', 'OneMethod', 'Methods', 'RemovalName',
-           'UnitsName', 'T', 'OTHER_NAMES', 'UsageError', 'one_of', 'whole_number', 'fraction']
+           'UnitsName', 'T', 'OTHER_NAMES', 'UsageError', 'did_you_mean', 'one_of', 'whole_number', 'fraction']
 
 # %% ../../nbs/lib/core_arguments.ipynb #d2e00df9
 import os
@@ -55,13 +55,22 @@ UnitsName: TypeAlias = Literal[
 T = TypeVar('T')
 
 
-# what other libraries call our methods
+# what other libraries call our methods, and those of a record
 OTHER_NAMES = dict(integrated_gradients='ig', leave_one_out='loo', occlusion='loo')
 OTHER_NAMES |= dict(input_x_gradient='grad_x_input', attention_rollout='rollout')
+OTHER_NAMES |= dict(to_csv='save', to_html='save', to_json='save', words='tokens')
+OTHER_NAMES |= dict(show='plot', visualize='plot')
 
 
 class UsageError(ValueError):
     "An argument that is not accepted; the command line exits with code 2."
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    "Return a hint at the nearest of the names, or ''."
+    plain = name.lower()
+    near = get_close_matches(OTHER_NAMES.get(plain, plain), names, 1)
+    return f"; did you mean {near[0]!r}?" if near else ''
 
 
 def one_of(name: str, value: T, choices: Iterable[T]) -> T:
@@ -71,11 +80,7 @@ def one_of(name: str, value: T, choices: Iterable[T]) -> T:
     if isinstance(value, (str, int, float, type(None))) and value in choices:
         return value
     names = [choice for choice in choices if isinstance(choice, str)]
-    near = []
-    if isinstance(value, str):
-        plain = value.lower()
-        near = get_close_matches(OTHER_NAMES.get(plain, plain), names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ''
+    hint = did_you_mean(value, names) if isinstance(value, str) else ''
     *others, last = map(repr, choices)
     accepted = f"{', '.join(others)} or {last}" if others else last
     raise ValueError(f"{name} must be {accepted}, got {value!r}{hint}")

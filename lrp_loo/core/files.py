@@ -31,6 +31,8 @@ from secrets import token_hex
 from types import CodeType, FunctionType, MethodType, ModuleType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
+from .arguments import did_you_mean
+
 # %% ../../nbs/lib/core_files.ipynb #00000014
 TEMPORARY = 'lrp_loo'  # how the names of temporary files end
 
@@ -298,10 +300,19 @@ def keeps_rows_in(
     "Wrap a long function: Ctrl-C raises a short KeyboardInterrupt that names its rows."
 
     def wrap(f: Callable[P, T]) -> Callable[P, T]:
+        parameters = inspect.signature(f).parameters
+        takes_options = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
         @wraps(f)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return f(*args, **kwargs)
+            except TypeError as e:
+                unknown = [name for name in kwargs if name not in parameters]
+                if unknown and not takes_options:
+                    hint = did_you_mean(unknown[0], parameters)
+                    raise TypeError(f'{e}{hint}') from None
+                raise
             except KeyboardInterrupt as e:
                 if hasattr(e, '__notes__'):  # which say what is kept
                     raise

@@ -17,7 +17,7 @@ from . import Estimate
 from .one_pass import RemovalTerms
 from ..inputs.scores import ROUNDING, differs
 from ..loo.engines import Variants, random_choice
-from ..models.attention import AttentionCall, float_mask
+from ..models.attention import AttentionCall
 from ..models.call import counted_rows
 from ..models.structure import proofs_of
 
@@ -97,7 +97,10 @@ class _AttentionOfText:
             rows = slice(start, min(start + LONG, n))
             keys = slice(rows.stop if call.is_causal else None)
             logits = self.call.query[:, rows] @ self.keys[:, keys].mT * call.factor
-            if (bias := self.bias(rows, self.positions[keys])) is not None:
+            if call.is_causal:  # of the keys, these rows have some after them
+                is_later = self.positions[rows] > self.positions[rows, None]
+                logits[..., rows].masked_fill_(is_later, -torch.inf)
+            elif (bias := self.bias(rows, self.positions)) is not None:
                 logits += bias
             log_sum = logits.logsumexp(-1, keepdim=True)
             log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
@@ -110,9 +113,7 @@ class _AttentionOfText:
             self.weights = torch.stack([A, A * (gains - gain)]).flatten(0, 2)
 
     def bias(self, rows, keys):
-        "Return what is added to the logits of rows at the positions `keys`, or None."
-        if self.call.is_causal:
-            return float_mask(keys > self.positions[rows, None], self.g)
+        "Return the additive mask of rows at the positions `keys`, or None."
         if self.mask is None:
             return None
         mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., rows, :]
@@ -170,6 +171,10 @@ class _AttentionOfText:
         query = self.call.query[:, rows]
         weights = torch.baddbmm(shift, keys, query.mT, alpha=self.call.factor)
         weights = weights.clamp_(max=MAX_LOG).exp_()
+        if self.call.is_causal:
+            late = (position >= rows.start).nonzero()[:, 0]
+            is_later = position[late, None] > self.positions[rows]
+            weights[:, late] = weights[:, late].masked_fill_(is_later, 0)
         gains = torch.baddbmm(-gain.mT, values, g.mT).mul_(weights)
         sums = weights.new_zeros(2, len(g), n, g.shape[1])
         for one, terms in zip(sums, (weights, gains)):
@@ -187,7 +192,10 @@ class _AttentionOfText:
             if (bias := self.bias(of_row, self.positions)) is not None:
                 bias = bias.expand(len(self.g), len(h), -1)
                 logits += bias[h, torch.arange(len(h), device=h.device)]
-            A = logits.exp_().masked_fill_(~seen[v], 0)
+            is_hidden = ~seen[v]
+            if self.call.is_causal:
+                is_hidden |= self.positions > of_row[:, None]
+            A = logits.exp_().masked_fill_(is_hidden, 0)
             gains = (self.values[h] @ self.g[h, of_row, :, None])[..., 0] - gain[h, i]
             sums.append(torch.stack([A.sum(1), (A * gains).sum(1)]))
         return torch.cat(sums, 1)

@@ -34,6 +34,7 @@ from .rows import call_parts, method_digests
 from ..inputs.call import CallInputs
 from ..inputs.targets import TargetOf, describe_target
 from ..loo import uses_bfloat16
+from ..methods import explain_batch
 from ..methods.table import as_methods
 from ..models.encoding import as_texts, is_encoding
 from ..models.loading import load_model
@@ -64,17 +65,20 @@ class BatchWorker:
         target: int | None = None,
         device: str = 'auto',
         precision: str = 'float32',
+        loo: bool = True,
         threads: int | None = None,  # CPU threads of this process; None: unchanged
     ):
         if threads:
             torch.set_num_threads(threads)
         self.methods = as_methods(method)
-        self.target, self.precision = target, precision
+        self.target, self.precision, self.loo = target, precision, loo
         loaded = _load(model, tokenizer, name, device)
         self.model, self.tokenizer, self.label = loaded
         # what decides all rows: part → digest
         parts = dict(target=target, methods=method_digests(self.methods))
-        if uses_bfloat16(self.model, precision):
+        if not loo:
+            parts['loo'] = False
+        elif uses_bfloat16(self.model, precision):
             parts['precision'] = 'bfloat16'
         self.parts = call_parts(*loaded[:2], **parts)
 
@@ -86,21 +90,31 @@ class BatchWorker:
         self,
         batch: list[tuple[int, Any, dict, str]],  # index, text, encoded, row's digest
     ) -> list[dict[str, Any]]:  # one for each text
-        "Compute exact LOO and every method for each text."
+        "Compute every method, and exact LOO unless it is left out, for each text."
         device = device_of(self.model)
         _, texts, encs, _ = zip(*batch)
         encs = [{k: v.to(device) for k, v in enc.items()} for enc in encs]
-        arguments = (self.model, self.tokenizer, encs, self.methods, self.target)
-        loos, maps = compare_with_loo(*arguments, precision=self.precision)
+        call = self.model, self.tokenizer, encs
+        if self.loo:
+            arguments = self.methods, self.target
+            loos, maps = compare_with_loo(*call, *arguments, precision=self.precision)
+        else:
+            maps = {
+                name: explain_batch(*call, method, self.target, **method_options)
+                for name, (method, method_options) in self.methods.items()
+            }
+            loos = [None] * len(encs)
         rows = []
         for k, (text, loo) in enumerate(zip(texts, loos)):
+            first = loo or next(iter(maps.values()))[k]
             joined = text if isinstance(text, str) else '\0'.join(text)  # a pair
             row = dict(text_sha256=hashlib.sha256(joined.encode()).hexdigest()[:16])
-            row |= dict(target=loo.target, logit=loo.logit, tokens=loo.tokens)
-            row |= dict(is_special=loo.is_special.tolist(), loo=loo.scores.tolist())
+            row |= dict(target=first.target, logit=first.logit, tokens=first.tokens)
+            row |= dict(is_special=first.is_special.tolist())
+            row |= dict(loo=loo and loo.scores.tolist())
             row |= dict(model=self.label, worker=os.getpid(), methods={})
             for name, explained in maps.items():
-                r = correlations_with_loo(explained[k], loo)['r']
+                r = correlations_with_loo(explained[k], loo)['r'] if loo else None
                 scores = explained[k].scores.tolist()
                 row['methods'][name] = dict(scores=scores, r=r)
             rows.append(row)
@@ -342,13 +356,18 @@ def sweep(
     data: dict[str, Any] | None = None,  # description of the texts, for sweep.json
     max_length: int | None = None,  # a lower limit than the model's own
     precision: str = 'float32',  # of exact LOO, see `loo_scores`
+    loo: bool = True,  # False: leave exact LOO out, and r with it
 ) -> pd.DataFrame:  # see `sweep_table`; the rows: `read_sweep(out)`
-    "Compute exact LOO and every method for each text of a data set."
+    "Compute every method and, to compare with it, exact LOO for each text of a data set."
     texts = texts if isinstance(texts, Iterator) else as_texts(texts)
     methods = as_methods(method)
     out = Path(out).expanduser().resolve()
     has_objects = not isinstance(model, (str, os.PathLike)) or tokenizer is not None
     _check_run(has_objects, batch_size, engine, workers, device)
+    if not loo and precision != 'float32':
+        raise ValueError(
+            f"precision={precision!r} is that of exact LOO, which loo=False leaves out"
+        )
     # Ray's workers load their own model; this one encodes texts
     load_device = device if engine == 'plain' else 'cpu'
     loaded, tokenizer, label = _load(model, tokenizer, name, load_device)
@@ -361,7 +380,8 @@ def sweep(
     )
     common = _common_target(inputs)
     index = _class_index(common, target)
-    options = dict(method=methods, target=index, device=device, precision=precision)
+    options = dict(method=methods, target=index, device=device)
+    options |= dict(precision=precision, loo=loo)
     config = dict(experiment='sweep', model=describe_model(inputs.model, label))
     config |= dict(methods=recorded_methods(methods), target=index, **cut)
     results = Results(out / 'sweep.json', config, fresh)
@@ -377,6 +397,8 @@ def sweep(
     columns = ['index', 'method', 'r', 'text_sha256', 'target']
     rows = _frame(results.iter_rows(), columns)
     table = sweep_table(rows).loc[list(methods)]
+    if not loo:
+        table = table.drop(columns=['r', 'r_se', 'n_undefined'])
     if 'precision' in parts:
         line = "LOO in bfloat16, an estimate of LOO in float32"
         table.attrs['below'].append(line)

@@ -43,7 +43,8 @@ def as_texts(texts: Texts) -> list:
     if is_single or is_number or not isinstance(texts, Iterable):
         raise TypeError(
             "texts must be a list of str, of pairs (tuples of two), or of images, got"
-            f" {type(texts).__name__}; the call is explain(model, tokenizer, texts)"
+            f" {type(texts).__name__}; they follow the model and the tokenizer, and of one"
+            " text they are [text]"
         )
     return list(texts)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pandas as pd
 import torch
 
-from ..core.arguments import one_of
+from ..core.arguments import one_of, whole_number
 from ..core.files import check_fields
 from ..core.tools import printable
 from .base import Record, plain
@@ -137,6 +137,7 @@ class Attribution(Record, Sequence[ScoredToken]):
         sign: str | None = None,
     ) -> list[ScoredToken]:  # the largest |score| first
         "Return the tokens with the largest scores, none below `least_reason`."
+        whole_number('n', n)
         factor = SIGNS[one_of('sign', sign, SIGNS)]
         names = readable_tokens(self)
         tokens = [t._replace(token=name) for t, name in zip(self, names)]

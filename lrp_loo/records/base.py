@@ -15,7 +15,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from contextvars import ContextVar
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
@@ -24,6 +23,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
+from ..core.arguments import did_you_mean
 from ..core.files import check_fields, check_seal, read_content, reading, sealed
 from ..core.files import safe_cell, versions, whole_file, write_text_atomic
 from ..core.tools import needs, printable
@@ -208,8 +208,7 @@ class Record:
                 if isinstance(known, property):  # raises an error of its own
                     return known.fget(self)
                 names = [public for public in dir(self) if public[0] != '_']
-                near = [] if name[0] == '_' else get_close_matches(name, names, 1)
-                hint = f'; did you mean {near[0]!r}?' if near else ''
+                hint = '' if name[0] == '_' else did_you_mean(name, names)
                 kind = type(self).__name__
                 message = f'{kind!r} has no attribute {name!r}{hint}'
             raise AttributeError(message)
