@@ -327,6 +327,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'lrp_loo/estimate/rows.py'),
                                        'lrp_loo.estimate.rows._AttentionOfText.with_others': ( 'lib/estimate_rows.html#_attentionoftext.with_others',
                                                                                                'lrp_loo/estimate/rows.py'),
+                                       'lrp_loo.estimate.rows._largest': ('lib/estimate_rows.html#_largest', 'lrp_loo/estimate/rows.py'),
                                        'lrp_loo.estimate.rows.add_rows': ('lib/estimate_rows.html#add_rows', 'lrp_loo/estimate/rows.py'),
                                        'lrp_loo.estimate.rows.choose_rows': ( 'lib/estimate_rows.html#choose_rows',
                                                                               'lrp_loo/estimate/rows.py'),

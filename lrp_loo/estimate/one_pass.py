@@ -281,7 +281,8 @@ class _Pass:
         extra = 0 if self.is_text else has_gradient.shape[1] - n
         members = self.members
         if members is None:
-            members = F.pad(torch.eye(n, device=g.device), (0, 0, extra, 0))[None]
+            members = torch.eye(n, dtype=torch.bool, device=g.device)
+            members = F.pad(members, (0, 0, extra, 0))[None]
         if extra or positions is not None:
             self.members = members
         if positions is not None:
@@ -357,7 +358,9 @@ class _Pass:
                 " explained number reaches one, so nothing can be removed from its"
                 " attention"
             )
-        terms, squares = torch.cat(self.batches, 1)
+        # of a long text a copy would take as much memory as all else
+        is_one = len(self.batches) == 1
+        terms, squares = self.batches[0] if is_one else torch.cat(self.batches, 1)
         states = [(call.key, call.value) for call in self.calls]
         calls = enumerate(self.calls)
         return RemovalTerms(
@@ -365,7 +368,7 @@ class _Pass:
             scores=terms.sum(1),
             values=self.values,
             readout=self.readout,
-            spread=squares.sqrt(),
+            spread=squares.sqrt_(),
             stored=StoredText(self.model, self.batch, states, self.layer_inputs[:1]),
             attention=[(call, self.gradients.get(i)) for i, call in calls],
         )

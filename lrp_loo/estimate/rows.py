@@ -96,7 +96,8 @@ class _AttentionOfText:
         for start in range(0, n, LONG):
             rows = slice(start, min(start + LONG, n))
             keys = slice(rows.stop if call.is_causal else None)
-            logits = self.call.query[:, rows] @ self.keys[:, keys].mT * call.factor
+            logits = self.call.query[:, rows] @ self.keys[:, keys].mT
+            logits *= call.factor
             if call.is_causal:  # of the keys, these rows have some after them
                 is_later = self.positions[rows] > self.positions[rows, None]
                 logits[..., rows].masked_fill_(is_later, -torch.inf)
@@ -104,7 +105,7 @@ class _AttentionOfText:
                 logits += bias
             log_sum = logits.logsumexp(-1, keepdim=True)
             log_sum.masked_fill_(log_sum == -torch.inf, 0)  # a row without keys
-            A = (logits - log_sum).exp_()
+            A = logits.sub_(log_sum).exp_()
             gains = self.g[:, rows] @ self.values[:, keys].mT
             gain = (A * gains).sum(-1, keepdim=True)  # ⟨g, O⟩
             self.blocks.append((rows, log_sum, gain))
@@ -218,6 +219,14 @@ def row_effects(
     return terms.values[text] - f + kept_rows.effects
 
 # %% ../../nbs/lib/estimate_rows.ipynb #b595ebab
+def _largest(values, k):
+    "Return the indices of the k largest values, the largest first, found in blocks."
+    blocks = values.split(SUMMED_AT_ONCE // 8)
+    largest = [block.topk(min(k, len(block))).indices for block in blocks]
+    largest = torch.cat([i + n * len(blocks[0]) for n, i in enumerate(largest)])
+    return largest[values[largest].topk(k).indices]
+
+
 def choose_rows(
     spread: torch.Tensor,  # (n_units, T) of the closed form's terms
     rows: torch.Tensor,  # (n_units, T) bool: the rows that may be recomputed
@@ -234,7 +243,7 @@ def choose_rows(
     candidates = (rows & ~computed & (spread > 0)).flatten()
     # each takes a row, or is of a unit's rows in `read`, which the unit has paid for
     n_largest = max(0, min(int(candidates.sum()), 2 * n_rows + 1))
-    order = spread.flatten().masked_fill(~candidates, -1).topk(n_largest).indices
+    order = _largest(spread.flatten().masked_fill(~candidates, -1), n_largest)
     before, chosen, remaining = {}, {}, n_rows
     for unit, row in (computed & rows).nonzero().tolist():
         before.setdefault(unit, set()).add(row)

@@ -146,7 +146,7 @@ def changed_rows(
     causal: bool,  # True: nothing changes before the first removed token
 ) -> torch.Tensor:  # (n, T) bool
     "Return the rows of each variant that change, without the removed tokens' rows."
-    rows = keep & ~keep.long().cumprod(1).bool() if causal else keep.clone()
+    rows = keep & ~keep.cumprod(1, dtype=torch.uint8).bool() if causal else keep.clone()
     rows[:, read] = True
     return rows
 
