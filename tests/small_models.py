@@ -359,8 +359,8 @@ def randomize(model, std):
 
 # -------------------------------------------------- what is read
 
-# tokens of the two texts; the second is the one that is padded
-LENGTHS = (12, 8)
+# tokens of the two texts: the second is padded; the first is no multiple of WINDOW
+LENGTHS = (13, 8)
 # the place that is explained where the output has a row for each token
 INSIDE = 3
 

@@ -342,3 +342,65 @@ def test_token_types_that_share_a_table_with_words_are_no_words():
     (by_x,) = torch.autograd.grad(logit, x)
     own = (by_x * x).sum(-1)[0].detach()
     assert torch.allclose(found.scores.double(), own, rtol=1e-6, atol=1e-6)
+
+
+class Rearranged(nn.Module):
+    "A classifier whose table reads other ids than the model is called with."
+
+    def __init__(self, change):
+        super().__init__()
+        self.config = transformers.PretrainedConfig(pad_token_id=0)
+        self.table, self.head = nn.Embedding(99, 8), nn.Linear(8, 2)
+        self.change = change
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        ids = self.change(input_ids)
+        x = self.table(ids)
+        x = x if len(ids) == len(input_ids) else x.transpose(0, 1)
+        # places are told apart
+        x = x * torch.linspace(1, 2, x.shape[1])[:, None]
+        return self.head(torch.tanh(x.sum(1)))
+
+
+PROMPT = torch.tensor([[90, 91, 92]])
+MATCHED = {
+    'turned': lambda ids: ids.T,
+    'a prompt before': lambda ids: torch.cat([PROMPT.expand(len(ids), -1), ids], 1),
+    'a prompt behind': lambda ids: torch.cat([ids, PROMPT.expand(len(ids), -1)], 1),
+    'padding behind': lambda ids: nn.functional.pad(ids, (0, 3)),
+}
+NOT_MATCHED = {
+    'read twice': lambda ids: torch.cat([ids, ids], 1),
+    'a token twice': lambda ids: torch.cat([ids, ids[:, 1:2]], 1),
+    'reversed': lambda ids: ids.flip(1),
+    'hashes': lambda ids: ids * 7 % 99,
+    'a half': lambda ids: ids[:, :3],
+}
+DISTINCT = torch.tensor([[5, 17, 8, 40, 33, 21]])
+
+
+@pytest.mark.parametrize('method', ['grad_x_input', 'attn_lrp', 'ig'])
+@pytest.mark.parametrize('change', MATCHED)
+def test_ids_that_hold_the_texts_are_matched_with_its_tokens(change, method):
+    torch.manual_seed(0)
+    model = Rearranged(MATCHED[change]).eval()
+    (a,) = explain_batch(model, Words(), [dict(input_ids=DISTINCT)], method, target=1)
+    logit = model(DISTINCT)[0, 1]
+    assert a.logit == pytest.approx(float(logit.detach()), rel=1e-5)
+    if method == 'grad_x_input':  # each token has a row of its own in the table
+        (g,) = torch.autograd.grad(logit, model.table.weight)
+        expected = (g * model.table.weight).sum(-1)[DISTINCT[0]].detach()
+        torch.testing.assert_close(a.scores, expected, rtol=1e-5, atol=1e-6)
+    elif method == 'ig':
+        assert a.info['arrived']
+
+
+@pytest.mark.parametrize('change', NOT_MATCHED)
+def test_other_ids_are_refused(change):
+    model = Rearranged(NOT_MATCHED[change]).eval()
+    for method in ('grad_x_input', 'ig'):
+        with pytest.raises(ValueError, match='cannot be matched with its tokens'):
+            explain_batch(model, Words(), [dict(input_ids=DISTINCT)], method, target=1)

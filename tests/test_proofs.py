@@ -366,6 +366,28 @@ def test_chunked_feed_forward_layers():
         assert_right_or_refused(model, (12, 8), ('grad_x_input',))
 
 
+@pytest.mark.filterwarnings('ignore:no rule')
+@pytest.mark.parametrize('block_size', [1, 2, 4])
+def test_trials_leave_a_model_as_it_was(block_size):
+    "BigBird ends sparse attention for good once it has read a text of a few blocks."
+    sizes = dict(num_random_blocks=1, attention_type='block_sparse', vocab_size=200)
+    sizes |= dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(max_position_embeddings=64, intermediate_size=64)
+    config = transformers.BigBirdConfig(block_size=block_size, **sizes)
+    torch.manual_seed(0)
+    model = transformers.BigBirdForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, 0.1)
+    enc = text(31)
+    own, loo = own_number(model, enc, 1), own_loo(model, enc, 1)
+    for method in ('loo', 'attn_lrp', 'ig'):
+        (a,) = explain_batch(model, Tokenizer(), [enc], method, 1)
+        assert close(a.logit, own), method
+        assert model.bert.attention_type == 'block_sparse'
+        assert method != 'loo' or close(a.scores, loo)
+
+
 # ---- what was shown ends with the model's state
 
 STATES = {

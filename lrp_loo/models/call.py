@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -43,6 +44,8 @@ class WatchedEmbeddings(list):
         self.has_parts = isinstance(model, MultiPartModel)
         # an image or a sound is merged before the embeddings are watched
         self.is_merged = hasattr(model, 'merged')
+        padding = getattr(getattr(model, 'config', None), 'pad_token_id', None)
+        self.padding_id = -1 if padding is None else padding
 
     def _before_call(self, model, args, kwargs):
         self.n_calls += 1
@@ -61,45 +64,81 @@ class WatchedEmbeddings(list):
             )
         # a vision model may return its grid as well
         x, *more = out if isinstance(out, tuple) else (out,)
+        looked_up = next(iter((*args, *kwargs.values())), None)
         if self.has_parts and not self.is_merged:
-            new = self._embeddings_of_part(x, *more)
+            new = self._embeddings_of_part(looked_up, x, *more)
         else:
-            ids = next(iter((*args, *kwargs.values())), None)
-            new = self._embeddings_of_text(ids, x)
+            new = self._embeddings_of_text(looked_up, x)
         return (new, *more) if new is not None and more else new
 
     def _embeddings_of_text(self, looked_up, x):
         "Return the watched embeddings, or None if `looked_up` are other ids."
-        ids, others = self.inputs.get('input_ids'), self.inputs.values()
-        is_text = self.is_merged or ids is None or _is_same(looked_up, ids)
-        if not is_text and any(_is_same(looked_up, v) for v in others):
-            return None
-        if not self:
-            self.read = looked_up
+        ids = None if self.is_merged else self.inputs.get('input_ids')
+        if self.read is None:
+            self.read = looked_up if ids is None else ids
+        if _is_same(looked_up, self.read):
             self._watch(x)
-        if not is_text or not _is_same(looked_up, self.read):
+            self.look_ups += 1
+            return self[0].clone()  # a model may change it in place
+        if ids is not None and any(
+            _is_same(looked_up, v) for v in self.inputs.values()
+        ):
+            return None
+        if _is_same(looked_up, self.read.mT):
+            return self._embeddings_of_text(ids, x.transpose(0, 1)).transpose(0, 1)
+        rows = torch.arange(self.read.shape[1], device=x.device)
+        positions = None if ids is None else self._positions_of(looked_up, rows)
+        if positions is None:
             self._refuse()
-        self.look_ups += 1
-        return self[0].clone()  # a model may change it in place
+        self._watch(x[:, positions >= 0])
+        return self._with_added(positions, x)
 
     def _watch(self, x):
-        self.append(x.detach().requires_grad_() if self.value is None else self.value)
+        if not self:
+            own = x.detach().requires_grad_() if self.value is None else self.value
+            self.append(own)
 
-    def _embeddings_of_part(self, x, *others):
+    def _embeddings_of_part(self, looked_up, x, *others):
         "Return the watched embeddings of the positions that this part reads."
         rows = POSITIONS.get().rows
+        if not looked_up.is_floating_point():
+            rows = self._positions_of(looked_up, rows)
+            # LED looks up its padding by itself
+            if rows is None and (looked_up == self.padding_id).all():
+                return None
         n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # a convolution's patches
-        if others or n != len(rows):
+        is_quantized = any(other is not None for other in others)
+        if rows is None or n != len(rows) or is_quantized:
             self._refuse()
         if not self:
             with torch.no_grad():
                 self._watch(self.model.embedded(self.inputs))
-        self.look_ups += 1
-        new = self[0][:, rows.clamp(min=0)]
         if x.ndim == 4:
-            return new[..., : x.shape[1]].mT.reshape(x.shape)
-        is_added = rows < 0
-        if is_added.any() and torch.is_grad_enabled():
+            self.look_ups += 1
+            return self[0][:, rows, : x.shape[1]].mT.reshape(x.shape)
+        return self._with_added(rows, x)
+
+    def _positions_of(self, looked_up, rows):
+        """Return the position in the row of each id looked up, -1 for an id that the model
+        adds before or behind those at `rows` (-1: any id); None for other ids.
+        """
+        ids, n = self.inputs['input_ids'], len(rows)
+        n_added = looked_up.shape[1] - n if looked_up.ndim == 2 else -1
+        for before in {0, n_added} if n_added >= 0 else ():
+            read, after = looked_up[:, before : before + n], n_added - before
+            added = torch.cat([looked_up[:, :before], looked_up[:, before + n :]], 1)
+            is_same = ((read == ids[:, rows]) | (rows < 0)).all()
+            # of the text's own ids, read once more, a gradient would be missed
+            if is_same and not torch.isin(added[added != self.padding_id], ids).any():
+                return F.pad(rows, (before, after), value=-1)
+        return None
+
+    def _with_added(self, positions, x):
+        "Return the watched embeddings at positions, and of x where these are negative."
+        self.look_ups += 1
+        new, is_added = self[0][:, positions.clamp(min=0)], positions < 0
+        # a replacement needs no gradients of embeddings that stay as they are
+        if self.value is None and is_added.any() and torch.is_grad_enabled():
             x = x.detach().requires_grad_()
             self.others.append(x)
         return torch.where(is_added[:, None], x, new[..., : x.shape[-1]])
@@ -373,7 +412,9 @@ def content_ids(model: torch.nn.Module) -> torch.Tensor:  # on the model's devic
     values = [v for name, v in fields if name.endswith('_token_id')]
     special = [i for v in values for i in (v if isinstance(v, (list, tuple)) else [v])]
     special = torch.tensor([i for i in special if isinstance(i, int)])
-    ids = torch.arange(getattr(input_embeddings(model), 'num_embeddings', 2))
+    table = input_embeddings(model)
+    n = getattr(table, 'num_embeddings', None) or len(getattr(table, 'weight', '??'))
+    ids = torch.arange(n)
     is_content = ~torch.isin(ids, special)
     return (ids[is_content] if is_content.any() else ids).to(device_of(model))
 

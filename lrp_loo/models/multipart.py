@@ -63,7 +63,8 @@ class MultiPartModel(torch.nn.Module):
 
     def embedded(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         "Return the embeddings of every position, (batch, T, d)."
-        return self.tables()[0].forward(inputs['input_ids'])  # not called: skips hooks
+        x = self.tables()[0].forward(inputs['input_ids'])  # not called: skips hooks
+        return x[0] if isinstance(x, tuple) else x  # I-BERT: (embeddings, scale)
 
     def encoded(self, tokenizer: Tokenizer, text: Any, **limits: Any) -> dict:
         "Return a text's encoding, one row; limits: truncation, max_length (`encode`)."

@@ -221,7 +221,9 @@ def _layers_of_stack(model, n):
             stack = [m for inner in module for m in inner] if is_nested else [*module]
             stacks.append(stack)
     stacks = [s for s in stacks if len(s) == n or is_uniform(s)]
-    candidates = max(stacks, key=rank, default=[])  # of equal ranks the outer list
+    if len(stacks) > 1:
+        stacks = [max(stacks, key=rank)]  # of equal ranks the outer list
+    candidates = [m for stack in stacks for m in stack]
     # XLM: no layer is a module
     return [] if all(map(_is_attention, candidates)) else candidates
 
@@ -419,10 +421,20 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
     return _record_of(model)
 
 
+@contextlib.contextmanager
+def _restored(model):
+    "Undo what a model changes in itself when it reads a text, as BigBird its attention."
+    with contextlib.ExitStack() as stack:
+        for m in all_modules(model).values():
+            for table in (vars(m), m._modules, m._buffers):
+                stack.callback(table.update, dict(table))
+        yield
+
+
 class tried_once:
     """Decorate a trial, a function of a model and hashable arguments: its outcome is kept
-    until the model changes. Hooks of before are inactive in the trial. (A function that
-    enclosed itself could not be hashed by `datasets`.)
+    until the model changes. Hooks of before are inactive in the trial, which leaves the
+    model as it was. (A function that enclosed itself could not be hashed by `datasets`.)
     """
 
     def __init__(self, trial: Callable[..., Any]) -> None:
@@ -432,7 +444,7 @@ class tried_once:
     def __call__(self, model: torch.nn.Module, *args: Any) -> Any:
         outcomes, key = proofs_of(model).outcomes, (self, args)
         if key not in outcomes:
-            with hooks_suspended(), torch.no_grad():
+            with hooks_suspended(), torch.no_grad(), _restored(model):
                 outcomes[key] = self.trial(model, *args)
         return outcomes[key]
 

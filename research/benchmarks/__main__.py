@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ('cost', 'peers', 'faults', 'the_same', 'every_family')
+NAMES = ('cost', 'gpu', 'peers', 'faults', 'the_same', 'every_family')
 
 if __name__ == '__main__':
     name, *words = sys.argv[1:] or ['']

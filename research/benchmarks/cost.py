@@ -4,6 +4,7 @@
     python research/benchmarks cost precision  # exact LOO in bfloat16 against float32
     python research/benchmarks cost length     # each method against a text's length
     python research/benchmarks cost size       # numbers of texts, one long text
+    python research/benchmarks cost guard      # what the checks of each call take
 
 ratios: 192 sentences, sorted by length and in their order, against gradients; at four
 lengths a budget of passes against exact LOO, and exact LOO against the batch that
@@ -16,11 +17,15 @@ length: one text alone, in a process of its own.
 size: short texts through `explain(…, stream=True)`, through `summarize_texts` with its
 rows in a file, and the same call again; one text through `passes=4`. One thread, each in
 a process of its own; exponents are slopes of log cost on log size.
+guard: CPU time of one thread with what compares a call with the model's own forward over
+that without, in pairs: the median and the range. One warm text, and lists of which
+nothing is known of such lengths.
 
 `--write` puts rows into research/results/ in place of those of the same job.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -33,6 +38,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import torch
 from common import (
@@ -58,6 +64,7 @@ from lrp_loo.core.files import write_text_atomic
 from lrp_loo.core.stats import agreement
 from lrp_loo.loo import multiplies_bfloat16
 from lrp_loo.models.encoding import encode
+from lrp_loo.models.structure import proofs_of
 from lrp_loo.records.results import Results
 
 # tokens of a text, and how many texts
@@ -68,10 +75,14 @@ BUDGETS = (3, 5, 7, 11, 16)
 PRECISIONS = ('float32', 'bfloat16')
 
 
-def loaded(name):
+def loaded(name, device='cpu'):
     "Return a demo model without gradients of its weights, and its tokenizer."
-    model, tokenizer = load_demo(name)
+    model, tokenizer = load_demo(name, device=device)
     return model.requires_grad_(False), tokenizer
+
+
+def is_large(model):
+    return sum(p.numel() for p in model.parameters()) > 5e7
 
 
 # ------------------------------------------------------------------ ratios
@@ -151,15 +162,14 @@ def ratios_of(seconds):
 def ratio_groups(name):
     "Yield the name of each group of jobs of a model, and the jobs."
     model, tokenizer = loaded(name)
-    is_large = sum(p.numel() for p in model.parameters()) > 5e7
-    n = N_SENTENCES // 8 if is_large else N_SENTENCES
+    n = N_SENTENCES // 8 if is_large(model) else N_SENTENCES
     sentences = load_texts('sst2', 'embedded', limit=n).texts
     # the first calls of a process are slower
     median_seconds(gradient_jobs(model, tokenizer, sentences[:BATCH]), 1, time.time)
     median_seconds(loo_jobs(model, tokenizer, sentences[:2]), 1, time.time)
     yield f'{n} sentences', gradient_jobs(model, tokenizer, sentences)
     for (shortest, longest), n in LENGTHS.items():
-        n = max(1, n // 2) if is_large else n
+        n = max(1, n // 2) if is_large(model) else n
         texts = texts_of_length(tokenizer, shortest, longest, n)
         group = f'{len(texts)} texts of {shortest} to {longest} tokens'
         yield group, loo_jobs(model, tokenizer, texts)
@@ -395,7 +405,67 @@ def size(args):
         write_text_atomic(LAB / 'size.json', json.dumps(content, indent=1) + '\n')
 
 
-COMMANDS = {f.__name__: f for f in (ratios, precision, length, size, one)}
+# ------------------------------------------------------------------ guard
+
+CHECKS = {  # what compares a call with the model's own forward → its value without
+    'models.structure.Proofs.holds': True,
+    'methods.batches.differs_from_model': False,
+    'loo.engines._are_right': True,
+    'loo.engines.Variants.is_read_alone': True,
+    'loo.engines.check_hidden': None,
+    'estimate.estimates.check_hidden': None,
+    'estimate.auto.rows_are_right': True,
+}
+GUARDED = ('auto', *OF_LENGTH)
+
+
+def explain_new(model, tokenizer, calls, method, is_checked):
+    "Explain lists of texts one after another, with the checks or without."
+    if len(calls) == 1:  # a new list
+        proofs_of(model).longest.clear()
+    with contextlib.ExitStack() as stack:
+        for name, value in {} if is_checked else CHECKS.items():
+
+            def stand_in(*args, value=value, **options):
+                return value
+
+            stack.enter_context(mock.patch(f'lrp_loo.{name}', stand_in))
+        for texts in calls:
+            explain(model, tokenizer, texts, method)
+
+
+def guard_row(model, tokenizer, texts, method, rounds):
+    "Return the ratio of seconds with the checks to those without."
+    calls = [texts] * 10 if len(texts) == 1 else [texts]
+    run = partial(explain_new, model, tokenizer, calls, method)
+    jobs, ratios = {checked: partial(run, checked) for checked in (True, False)}, []
+    run(True)  # the first call on a model makes its trials
+    for _ in range(rounds):
+        seconds = median_seconds(jobs, 1, time.process_time)
+        ratios.append(seconds[True] / seconds[False])
+        jobs = dict(reversed(jobs.items()))
+    found = dict(ratio=statistics.median(ratios), low=min(ratios), high=max(ratios))
+    return {name: round(ratio, 3) for name, ratio in found.items()}
+
+
+def guard(args):
+    "Measure what the checks of each call take."
+    sentences = load_texts('sst2', 'embedded', limit=N_SENTENCES // 2, seed=1).texts
+    n = int(args.numbers or len(sentences))
+    for name in (args.models or 'sst2,reviews-sst2,mpnet-sst2,smollm2').split(','):
+        model, tokenizer = loaded(name)
+        several = sentences[: n // 4 if is_large(model) else n]
+        middle = sorted(sentences, key=len)[len(sentences) // 2]
+        for method, texts in product(GUARDED, ([middle], several)):
+            row = dict(model=name, method=method, texts=len(texts))
+            row |= guard_row(model, tokenizer, texts, method, args.rounds or 5)
+            print(row, flush=True)
+            if args.write:
+                keys = ('model', 'method', 'texts')
+                replace_row(LAB / 'guard.json', row, keys, machine())
+
+
+COMMANDS = {f.__name__: f for f in (ratios, precision, length, size, guard, one)}
 
 
 def main(argv=None):
@@ -405,7 +475,7 @@ def main(argv=None):
     p.add_argument('--models', help='names that load_demo takes, commas between them')
     p.add_argument('--rounds', type=int)
     p.add_argument('--threads', type=int, default=1)
-    p.add_argument('--numbers', help='of texts (size)')
+    p.add_argument('--numbers', help='of texts (size, guard)')
     p.add_argument('--lengths', help='tokens of a text (length, size)')
     p.add_argument('--write', action='store_true', help='write research/results/')
     p.add_argument('--job', help=argparse.SUPPRESS)

@@ -4,8 +4,10 @@ from the package has moved.
 
 import ast
 import importlib
+import pkgutil
 
 import pytest
+from cost import CHECKS
 from tracked import tracked
 
 SCRIPTS = tracked('research/benchmarks/*.py')
@@ -26,6 +28,11 @@ def imported(script):
 def test_a_benchmark_takes_names_that_are_there(script):
     for module, name in imported(script):
         assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+@pytest.mark.parametrize('name', CHECKS)
+def test_a_check_that_guard_leaves_out_is_there(name):
+    assert callable(pkgutil.resolve_name(f'lrp_loo.{name}'))
 
 
 def test_scripts_are_found_and_take_something():
