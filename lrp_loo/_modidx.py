@@ -1393,6 +1393,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'lrp_loo/models/attention.py'),
                                           'lrp_loo.models.attention.AttentionCall.logits': ( 'lib/models_attention.html#attentioncall.logits',
                                                                                              'lrp_loo/models/attention.py'),
+                                          'lrp_loo.models.attention.AttentionCall.mask': ( 'lib/models_attention.html#attentioncall.mask',
+                                                                                           'lrp_loo/models/attention.py'),
                                           'lrp_loo.models.attention.AttentionCall.values': ( 'lib/models_attention.html#attentioncall.values',
                                                                                              'lrp_loo/models/attention.py'),
                                           'lrp_loo.models.attention.AttentionCall.weights': ( 'lib/models_attention.html#attentioncall.weights',

@@ -141,10 +141,9 @@ class _AttentionWithoutMaps(Function):
             dv[:, heads, keys] += A.mT @ dO
             gain = dA.mul_(A)  # softmax's backward
             gain.addcmul_(A, gain.sum(-1, keepdim=True), value=-1)
-            dZ = gain.mul_(call.factor)
-            dq[:, heads, rows] = dZ @ call.key
-            dk[:, heads, keys] += dZ.mT @ call.query
-        return dq, dk, dv, None, None, None
+            dq[:, heads, rows] = gain @ call.key
+            dk[:, heads, keys] += gain.mT @ call.query
+        return dq.mul_(whole.factor), dk.mul_(whole.factor), dv, None, None, None
 
 
 _QKV = ('query', 'key', 'value')

@@ -127,15 +127,16 @@ class _AttentionOfText:
         n_shared = len(self.g) // keys.shape[1]
         new = (x.to(self.g).repeat_interleave(n_shared, 1) for x in (keys, values))
         new = (variant, position, *(x.transpose(0, 1) for x in new))
-        changes = self.g.new_zeros(len(kept))
+        changes, is_long = self.g.new_zeros(len(kept)), self.weights is None
+        if is_long:
+            lost_by, lost = (~seen).nonzero().T
+            old = (lost_by, lost, self.keys[:, lost], self.values[:, lost])
         for block in self.blocks:
             of_block = kept[:, block[0]]
             if not of_block.any():
                 continue
             sums = self.sums(len(kept), *block, *new)
-            if self.weights is None:
-                lost_by, lost = (~seen).nonzero().T
-                old = (lost_by, lost, self.keys[:, lost], self.values[:, lost])
+            if is_long:
                 sums = self.with_others(sums, of_block, seen, *block, *old)
             else:  # nothing is subtracted, so that nothing cancels
                 others = F.linear(seen.to(self.g), self.weights)

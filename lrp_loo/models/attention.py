@@ -65,15 +65,20 @@ class AttentionCall:
         is_shared = t.shape[:-2] != self.query.shape[:-2]  # broadcast over heads
         return t.expand(*self.query.shape[:-2], -1, -1) if is_shared else t
 
+    @property
+    def mask(self) -> torch.Tensor | None:
+        "Return the mask, boolean (True is kept) or additive, or None."
+        if not self.is_causal:
+            return self.attn_mask
+        shape = self.query.shape[-2], self.key.shape[-2]
+        return torch.ones(shape, dtype=torch.bool, device=self.query.device).tril()
+
     def bias(self) -> torch.Tensor | None:
         "Return B, the additive mask, or None."
-        kept = self.attn_mask
-        if self.is_causal:
-            shape = self.query.shape[-2], self.key.shape[-2]
-            kept = torch.ones(shape, dtype=torch.bool, device=self.query.device).tril()
-        if kept is None or kept.dtype != torch.bool:
-            return kept
-        return float_mask(~kept, self.query)
+        mask = self.mask
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        return float_mask(~mask, self.query)
 
     def logits(self) -> torch.Tensor:
         "Return QKᵀ, scaled and not yet masked: (batch, heads, n_queries, n_keys)."
@@ -81,14 +86,18 @@ class AttentionCall:
 
     def weights(self, Z: torch.Tensor | None = None) -> torch.Tensor:
         "Return A, the softmax of the masked logits, or of Z; rows without a key are 0."
-        Z, B = self.logits() if Z is None else Z, self.bias()
-        if B is None:
+        Z, mask = self.logits() if Z is None else Z, self.mask
+        if mask is None:
             return Z.softmax(-1)
-        is_masked = (B == -math.inf).all(-1, keepdim=True)
+        if mask.dtype == torch.bool:
+            is_masked = ~mask.any(-1, keepdim=True)
+            Z = Z.masked_fill(~mask, -math.inf)
+        else:
+            is_masked = (mask == -math.inf).all(-1, keepdim=True)
+            Z = Z + mask
         if not is_masked.any():
-            return (Z + B).softmax(-1)
-        A = (Z + B.masked_fill(is_masked, 0.0)).softmax(-1)
-        return A.masked_fill(is_masked, 0.0)
+            return Z.softmax(-1)
+        return Z.masked_fill(is_masked, 0.0).softmax(-1).masked_fill(is_masked, 0.0)
 
     def compute(self, **changes: Any) -> torch.Tensor:
         "Return O by the fused call, with some arguments replaced."
