@@ -440,14 +440,14 @@ def made_with():
     return {name: version(name) for name in packages} | dict(kernels=kernels)
 
 
-def main():
+def main(argv=None):
     "Write, or compare; the exit code says whether all is the same."
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('file', type=Path, help='values, as JSON')
     parser.add_argument('--write', action='store_true', help='write it')
     parser.add_argument('--only', nargs='+', choices=PARTS, default=list(PARTS))
     parser.add_argument('--tolerance', type=float, default=0.0)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     warnings.filterwarnings('ignore')
     logging.disable(logging.WARNING)
     os.environ |= dict(HF_HUB_OFFLINE='1', TQDM_DISABLE='1')

@@ -30,6 +30,7 @@ MODULES = tuple(
         'gap',
         'order',
         'causes',
+        'rows',
     )
 )
 # 'scale': asks for models that are not in the package; '': in 'all' alone

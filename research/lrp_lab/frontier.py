@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FRONTIER', 'BUDGETS', 'SINGLE', 'TOKENS', 'ROWS', 'PEERS', 'TRACE', 'AUTO', 'COMPARED', 'STUDIES', 'FIT', 'UNSEEN',
-           'ERRORS', 'TIMED', 'PASSES', 'frontier_table', 'behind_at_cost', 'error_row', 'within_budget', 'seconds_row',
-           'row_experiment', 'rows_by_template', 'error_summary', 'text_slopes', 'error_table', 'seconds_table',
-           'cost_table', 'seconds_at', 'shared_rows', 'headline_table', 'seconds_summary', 'frontier_summary',
-           'write_frontier']
+           'ERRORS', 'TIMED', 'PASSES', 'frontier_table', 'behind_at_cost', 'training_part', 'error_row',
+           'within_budget', 'seconds_row', 'row_experiment', 'rows_by_template', 'error_summary', 'text_slopes',
+           'error_table', 'seconds_table', 'cost_table', 'seconds_at', 'shared_rows', 'headline_table',
+           'seconds_summary', 'frontier_summary', 'write_frontier']
 
 # %% ../nbs/77_frontier.ipynb #fron7702
 import time
@@ -22,6 +22,7 @@ from scipy.stats import t as student_t
 from lrp_lab.parts import (
     SENTENCES,
     Comparison,
+    Part,
     at_scale,
     five_digits,
     no_entries,
@@ -152,16 +153,17 @@ UNSEEN = {
 }
 
 
-def _training(name, **changes):
+def training_part(name: str, **changes) -> Part:
+    "Return a part whose texts are sentences of the training split."
     return SENTENCES[name]._replace(split='train', **changes)
 
 
 # part → the model on its data, number of texts, seed of the draw
 ERRORS = {
-    'errors-minilm-train': (_training('minilm'), 100, 1),
-    'errors-decoder-train': (_training('decoder'), 100, 1),
-    'errors-mpnet-train': (_training('mpnet'), 60, 1),
-    'errors-smollm2-train': (_training('smollm2', prompts=FIT), 48, 1),
+    'errors-minilm-train': (training_part('minilm'), 100, 1),
+    'errors-decoder-train': (training_part('decoder'), 100, 1),
+    'errors-mpnet-train': (training_part('mpnet'), 60, 1),
+    'errors-smollm2-train': (training_part('smollm2', prompts=FIT), 48, 1),
     'errors-minilm': (SENTENCES['minilm'], 60, 0),
     'errors-decoder': (SENTENCES['decoder'], 60, 0),
     'errors-mpnet': (SENTENCES['mpnet'], 40, 0),

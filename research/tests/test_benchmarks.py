@@ -4,6 +4,7 @@ from the package has moved.
 
 import ast
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -33,6 +34,14 @@ def test_a_benchmark_takes_names_that_are_there(script):
 @pytest.mark.parametrize('name', CHECKS)
 def test_a_check_that_guard_leaves_out_is_there(name):
     assert callable(pkgutil.resolve_name(f'lrp_loo.{name}'))
+
+
+@pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_of_the_entry_takes_its_words(script):
+    names = ast.parse(script.with_name('__main__.py').read_text()).body
+    (names,) = (ast.literal_eval(x.value) for x in names if isinstance(x, ast.Assign))
+    if script.stem in names:
+        inspect.signature(importlib.import_module(script.stem).main).bind(['word'])
 
 
 def test_scripts_are_found_and_take_something():
