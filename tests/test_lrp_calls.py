@@ -418,6 +418,7 @@ def test_what_only_selects_is_no_loss(f):
     assert is_right(gradient_at(f, gradient()), f)
 
 
+@pytest.mark.filterwarnings('ignore:Converting')  # torch warns once
 def test_numbers_may_leave_after_the_model_has_returned():
     x = X.clone().requires_grad_()
     model = Two(torch.mul)

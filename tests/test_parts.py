@@ -176,6 +176,7 @@ def test_removal_is_exact_where_the_rest_is_linear():
     (a,) = explain(model, TOKENIZER, enc, 'removal', target=2, units='head')
     assert torch.allclose(a.scores[8:], loo.scores[8:], atol=1e-5)
     assert not torch.allclose(a.scores[:8], loo.scores[:8], atol=1e-5)
+    assert a.info['forward_equivalents'] == 3 + 12 / 3  # a layer for each head
 
 
 def test_auto_spends_its_passes_on_exact_parts():

@@ -45,6 +45,12 @@ def test_four_texts_are_too_few_and_five_may_be_enough(r, n):
     assert (f'over {n} texts' if n == 5 else f'model ({n})') in v['sentence']
 
 
+def test_the_gain_over_the_runner_up_has_an_interval():
+    v = verdict(rows(a=[0.9, 0.92, 0.91, 0.9, 0.93], b=[0.5, 0.6, 0.5, 0.5, 0.6]))
+    assert v['method'] == 'a' and v['runner_up'] == 'b'
+    assert v['gain_low'] < v['gain'] < v['gain_high']
+
+
 def test_two_content_tokens_have_no_r_and_three_do(demo):
     special = torch.tensor([True, False, False, True])
     a, b = torch.tensor([9.0, 1.0, 2.0, 5.0]), torch.tensor([0.0, 3.0, 4.0, 1.0])
@@ -53,6 +59,8 @@ def test_two_content_tokens_have_no_r_and_three_do(demo):
     texts = ['fine film', 'a fine film', 'good']
     table = audit(*demo, texts, ['attn_lrp'], progress=False)
     assert (table.n['attn_lrp'], table.n_undefined['attn_lrp']) == (3, 2)
+    one_by_one = audit(*demo, texts, ['attn_lrp'], chunk=1, progress=False)
+    assert table.delta.equals(one_by_one.delta)
 
 
 def test_texts_in_which_no_word_matters_do_not_decide(tokenizer):
