@@ -386,6 +386,10 @@ def test_trials_leave_a_model_as_it_was(block_size):
         assert close(a.logit, own), method
         assert model.bert.attention_type == 'block_sparse'
         assert method != 'loo' or close(a.scores, loo)
+    for method in ('loo', 'grad_x_input'):  # beside a short text
+        maps = explain_batch(model, Tokenizer(), [enc, text(6), text(31)], method, 1)
+        assert [close(a.logit, own) for a in maps] == [True, False, True]
+        assert model.bert.attention_type == 'block_sparse'
 
 
 # ---- what was shown ends with the model's state

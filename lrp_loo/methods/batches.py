@@ -33,7 +33,7 @@ from .table import as_method, check_options, method_name
 from ..models.call import check_finite, gradients_enabled
 from ..models.encoding import MEDIA_INPUTS
 from ..models.parts import Parts
-from ..models.structure import walk_once
+from ..models.structure import restored, walk_once
 from ..records.attribution import Attribution
 
 # %% ../../nbs/lib/methods_batches.ipynb #dd6bded3
@@ -94,7 +94,8 @@ def _scores(call, texts, target):
         method = partial(part_scores, units=[t.units for t in texts], method=name)
     else:
         options = _method_options(call, texts, target)
-    with gradients_enabled(call.model, [t.enc for t in texts]) as encs:
+    encs = [t.enc for t in texts]
+    with restored(call.model), gradients_enabled(call.model, encs) as encs:
         scores = method(call.model, call.tokenizer, encs, target, **options)
     if not isinstance(scores, Scores):
         raise TypeError(

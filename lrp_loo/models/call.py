@@ -28,7 +28,8 @@ from .multipart import MultiPartModel
 from .structure import all_modules, device_of, embedding_modules
 from .structure import input_embeddings, layers_of, pretrained_parts
 from .structure import forward_arguments, input_names, cached_in_call
-from .structure import calls_are_intercepted, tried_once, unwrapped_model
+from .structure import calls_are_intercepted, restored, tried_once
+from .structure import unwrapped_model
 
 # %% ../../nbs/lib/models_call.ipynb #00000005
 class WatchedEmbeddings(list):
@@ -66,7 +67,7 @@ class WatchedEmbeddings(list):
         x, *more = out if isinstance(out, tuple) else (out,)
         looked_up = next(iter((*args, *kwargs.values())), None)
         if self.has_parts and not self.is_merged:
-            new = self._embeddings_of_part(looked_up, x, *more)
+            new = self._embeddings_of_part(looked_up, x, more)
         else:
             new = self._embeddings_of_text(looked_up, x)
         return (new, *more) if new is not None and more else new
@@ -80,14 +81,14 @@ class WatchedEmbeddings(list):
             self._watch(x)
             self.look_ups += 1
             return self[0].clone()  # a model may change it in place
-        if ids is not None and any(
-            _is_same(looked_up, v) for v in self.inputs.values()
-        ):
+        if ids is None:
+            self._refuse()
+        if any(_is_same(looked_up, v) for v in self.inputs.values()):
             return None
-        if _is_same(looked_up, self.read.mT):
+        if _is_same(looked_up, ids.T):
             return self._embeddings_of_text(ids, x.transpose(0, 1)).transpose(0, 1)
-        rows = torch.arange(self.read.shape[1], device=x.device)
-        positions = None if ids is None else self._positions_of(looked_up, rows)
+        rows = torch.arange(ids.shape[1], device=ids.device)
+        positions = self._positions_of(looked_up, rows)
         if positions is None:
             self._refuse()
         self._watch(x[:, positions >= 0])
@@ -98,7 +99,7 @@ class WatchedEmbeddings(list):
             own = x.detach().requires_grad_() if self.value is None else self.value
             self.append(own)
 
-    def _embeddings_of_part(self, looked_up, x, *others):
+    def _embeddings_of_part(self, looked_up, x, others):
         "Return the watched embeddings of the positions that this part reads."
         rows = POSITIONS.get().rows
         if not looked_up.is_floating_point():
@@ -107,8 +108,7 @@ class WatchedEmbeddings(list):
             if rows is None and (looked_up == self.padding_id).all():
                 return None
         n = x.shape[1] if x.ndim == 3 else x[0, 0].numel()  # a convolution's patches
-        is_quantized = any(other is not None for other in others)
-        if rows is None or n != len(rows) or is_quantized:
+        if rows is None or n != len(rows) or others != [None] * len(others):
             self._refuse()
         if not self:
             with torch.no_grad():
@@ -122,15 +122,16 @@ class WatchedEmbeddings(list):
         """Return the position in the row of each id looked up, -1 for an id that the model
         adds before or behind those at `rows` (-1: any id); None for other ids.
         """
-        ids, n = self.inputs['input_ids'], len(rows)
-        n_added = looked_up.shape[1] - n if looked_up.ndim == 2 else -1
+        ids = self.inputs['input_ids']
+        n_added = looked_up.shape[1] - len(rows) if looked_up.ndim == 2 else -1
         for before in {0, n_added} if n_added >= 0 else ():
-            read, after = looked_up[:, before : before + n], n_added - before
-            added = torch.cat([looked_up[:, :before], looked_up[:, before + n :]], 1)
-            is_same = ((read == ids[:, rows]) | (rows < 0)).all()
+            ends = before, n_added - before
+            is_added = F.pad(torch.zeros_like(rows), ends, value=1) == 1
+            own, added = looked_up[:, ~is_added], looked_up[:, is_added]
             # of the text's own ids, read once more, a gradient would be missed
-            if is_same and not torch.isin(added[added != self.padding_id], ids).any():
-                return F.pad(rows, (before, after), value=-1)
+            is_new = (added == self.padding_id) | ~torch.isin(added, ids)
+            if is_new.all() and ((own == ids[:, rows]) | (rows < 0)).all():
+                return F.pad(rows, ends, value=-1)
         return None
 
     def _with_added(self, positions, x):
@@ -336,7 +337,7 @@ def forward(model: torch.nn.Module, inputs: dict) -> Any:
 @torch.no_grad()
 def plain_forward(model: torch.nn.Module, inputs: dict) -> Any:
     "Return the output of the model's own forward, without any hook of this package."
-    with hooks_suspended():
+    with hooks_suspended(), restored(model):
         return forward(model, inputs)
 
 

@@ -7,7 +7,7 @@ __all__ = ['FAMILIES', 'N_SAMPLES', 'UNRECORDED_OPTIONS', 'walk_once', 'cached_i
            'is_transformers', 'pretrained_parts', 'unwrapped_model', 'forward_arguments', 'InputNames', 'input_names',
            'input_embeddings', 'embedding_modules', 'position_offset', 'describe_model', 'name_of_model', 'Layers',
            'is_attention_name', 'layers_of', 'n_layers', 'Family', 'family_of', 'Proofs', 'calls_are_intercepted',
-           'proofs_of', 'tried_once', 'provenance']
+           'proofs_of', 'restored', 'tried_once', 'provenance']
 
 # %% ../../nbs/lib/models_structure.ipynb #00000002
 import contextlib
@@ -422,13 +422,21 @@ def proofs_of(model: torch.nn.Module) -> Proofs:
 
 
 @contextlib.contextmanager
-def _restored(model):
-    "Undo what a model changes in itself when it reads a text, as BigBird its attention."
-    with contextlib.ExitStack() as stack:
-        for m in all_modules(model).values():
-            for table in (vars(m), m._modules, m._buffers):
-                stack.callback(table.update, dict(table))
+def restored(model: nn.Module) -> Iterator[None]:
+    """Open a context after which a model that has replaced a module of its own is as
+    before: BigBird ends sparse attention for good when it reads a short text.
+    """
+    modules, tables = list(all_modules(model).values()), []
+    for m in modules:
+        tables += vars(m), m._modules, m._buffers
+    # a traced module has tables of another kind
+    before = [(table, dict(table)) for table in tables if isinstance(table, dict)]
+    try:
         yield
+    finally:
+        if list(model.modules()) != modules:
+            for table, entries in before:
+                table.update(entries)
 
 
 class tried_once:
@@ -444,7 +452,7 @@ class tried_once:
     def __call__(self, model: torch.nn.Module, *args: Any) -> Any:
         outcomes, key = proofs_of(model).outcomes, (self, args)
         if key not in outcomes:
-            with hooks_suspended(), torch.no_grad(), _restored(model):
+            with hooks_suspended(), torch.no_grad(), restored(model):
                 outcomes[key] = self.trial(model, *args)
         return outcomes[key]
 

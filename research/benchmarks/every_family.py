@@ -294,6 +294,11 @@ def loo_of(model, enc, target):
     return leave_one_out(model, enc, target)[0]
 
 
+@torch.no_grad()
+def largest_logit(model, task, enc):
+    return float(logits_of(plain(model, enc), task).abs().max())
+
+
 def check_loo(model, task, encs):
     """Leave-One-Out is what one masked forward at a time gives, and no model
     that ignores the mask.
@@ -302,8 +307,7 @@ def check_loo(model, task, encs):
     answer = Answer(loo_of, model, enc, target_for(task))
     if answer.bad:
         return answer.bad
-    with torch.no_grad():
-        logit = float(logits_of(plain(model, enc), task).abs().max())
+    logit = largest_logit(model, task, enc)
     want = by_hand(model, task, enc)
     # rounding of a logit over these models' few layers
     floor = 32 * FLOAT32 * logit
@@ -653,22 +657,22 @@ def check_batch(model, task, encs, method):
     bad = [a.bad for a in (*alone, both) if a.bad]
     if bad:
         return max(bad, key=badness)
-    pairs = zip(alone, both.value)
-    worst = max((same(a.value[0], b) for a, b in pairs), key=badness)
+    pairs = zip(alone, both.value, (largest_logit(model, task, enc) for enc in encs))
+    worst = max((same(a.value[0], b, scale) for a, b, scale in pairs), key=badness)
     if worst['outcome'] == 'wrong' and both.reason():
         return refused(both.reason())
     return worst
 
 
-def same(alone, batched):
-    """Two explanations of one text are one: the number to 1e-3, the scores to
-    1e-2 of the largest. Scores of gradient × input are sums that cancel; what is left
-    of them can be rounding.
+def same(alone, batched, scale):
+    """Two explanations of one text are one: the number to 1e-3, the scores to 1e-2 of the
+    largest. Scores of gradient × input are sums that cancel; what is left of them can be
+    rounding, of the text's largest logit.
     """
     a, b = alone.logit, batched.logit
     if not abs(a - b) <= 1e-3 * max(abs(a), 1e-3):
         return wrong(f'the explained number is {b:.4g} in the batch and {a:.4g} alone')
-    return held(batched.scores, alone.scores, 1e-2, 1e-5 * abs(a))
+    return held(batched.scores, alone.scores, 1e-2, 1e-5 * scale)
 
 
 def badness(outcome):
