@@ -230,14 +230,10 @@ class Variants:
 
     def _check_deletion(self):
         "Raise ValueError if deleted tokens move the target, or if none is left."
-        problem = ''
-        if not self.keep.any(1).all():
-            problem = 'leaves no token of a variant'
-        elif not self.whole.readout.accepts_deletion():
-            problem = (
-                'shifts the tokens after it, and the target is at a fixed position'
-            )
-        if problem:
+        has_tokens = bool(self.keep.any(1).all())
+        if not (has_tokens and self.whole.readout.accepts_deletion()):
+            moved = 'shifts the tokens after it, and the target is at a fixed position'
+            problem = moved if has_tokens else 'leaves no token of a variant'
             name = self.options.removal.name
             raise ValueError(f"removal={name!r} {problem}; take 'attention_mask'")
 
