@@ -106,17 +106,19 @@ def kept_folders() -> list:  # of results, in the clone
 def chapter_records(entries: list) -> dict:
     "Return what chapters of the book show of the lab's rows: a file's name → its content."
     from lrp_lab.causes import causes_record
+    from lrp_lab.gap import readings_record
     from lrp_lab.order import order_record
     from lrp_lab.protocol import protocol_record
 
     studies, minilm = kept_folders()[:2]
     records = dict(order=order_record(studies), causes=causes_record(studies))
+    records |= dict(readings=readings_record(studies))
     return records | dict(protocol=protocol_record(studies, minilm, entries))
 
 
 def claims(
-    # keep it, as results/claims.json, with frontier.json, protocol.json, order.json
-    # and causes.json, whose numbers the book shows
+    # keep it, as results/claims.json, with frontier.json, protocol.json, order.json,
+    # causes.json and readings.json, whose numbers the book shows
     write: bool = False,
 ):
     "Put every claim to all rows; print the table of verdicts."

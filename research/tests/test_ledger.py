@@ -87,7 +87,7 @@ def test_the_kept_protocol_is_what_the_rows_say(records):
         assert means[0] == pytest.approx(means[1], rel=1e-3, abs=1e-6), name
 
 
-@pytest.mark.parametrize('name', ['order', 'causes'])
+@pytest.mark.parametrize('name', ['order', 'causes', 'readings'])
 def test_the_rows_that_a_chapter_shows_are_those_of_the_study(name, records):
     assert records[name] == of_chapter(name)
 
