@@ -45,7 +45,8 @@ def whole_file(
 ) -> Iterator[Path]:
     "Write a file so that a reader, or a crash, sees the old content or the new."
     file = Path(os.path.realpath(path))  # a link stays; its file is written
-    tmp = file.with_name(f'.{file.name[:50]}.{_writer()}.{token_hex(8)}.{TEMPORARY}')
+    name = f'.{file.name[:50]}.{_writer(os.getpid())}.{token_hex(8)}.{TEMPORARY}'
+    tmp = file.with_name(name)
     try:
         with _writing(path, file):
             _create_beside(file, tmp)
@@ -59,21 +60,20 @@ def whole_file(
         _sync(file.parent, os.O_RDONLY)
 
 
-def _writer(process='{}'):
-    "Return this host and process as names of temporary files have them."
+def _writer(process):
+    "Return the part of a temporary file's name that names this host and a process."
     host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-    return f'{host}-{process.format(os.getpid())}'
+    return f'{host}-{process}'
 
 
 def _has_ended(process):
     "Return True if no process of this host has this id."
+    if os.name == 'nt':  # there os.kill would end the process
+        return False
     try:
-        # on Windows, os.kill would end the process; a file left there stays
-        os.name == 'nt' or os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
+        os.kill(process, 0)
+    except OSError as e:
+        return isinstance(e, ProcessLookupError)
     return False
 
 
@@ -134,15 +134,15 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     with _writing(path, file), contextlib.suppress(NotImplementedError):
         lock.acquire()
     try:
-        names, tail = re.escape(file.name[:50]), rf'\.[0-9a-f]{{16}}\.{TEMPORARY}'
-        temporary = re.compile(rf'\.{names}\.{_writer("([0-9]+)")}{tail}')
+        start = rf'\.{re.escape(file.name[:50])}\.{_writer("([0-9]+)")}'
+        temporary = re.compile(rf'{start}\.[0-9a-f]{{16}}\.{TEMPORARY}')
         for name in os.listdir(file.parent):
-            parts = temporary.fullmatch(name)
-            if parts and _has_ended(int(parts[1])):
+            match = temporary.fullmatch(name)
+            if match and _has_ended(int(match[1])):
                 file.with_name(name).unlink(missing_ok=True)
         yield
     finally:
-        with contextlib.suppress(OSError):  # who waits for it sees that it is gone
+        with contextlib.suppress(OSError):  # a waiting process sees that it is gone
             os.unlink(lock.lock_file)
         lock.release()
 
@@ -226,9 +226,8 @@ def reading(
         raise ValueError(f"{path} {problem}: {reason}") from None
 
 # %% ../../nbs/lib/core_files.ipynb #41be7a90
-_FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")  # of a formula, or of one made safe
-
-
+# the start of a formula, or of a cell of `safe_cell`
+_FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf', re.IGNORECASE)
 
 
@@ -266,7 +265,7 @@ def check_fields(
 
 
 def _has_type(value, kind):
-    "Check a value against a type, with the types of what it contains."
+    "Return True if a value, with all that it contains, is of a type."
     base, parts = get_origin(kind) or kind, get_args(kind)
     if base is Any:
         return True
@@ -277,18 +276,17 @@ def _has_type(value, kind):
     is_bool = isinstance(value, bool)
     if not isinstance(value, base) or (is_bool and base is not bool):
         return False
-    # of a dict the keys and the values
-    columns = zip(parts, (value, value.values()) if base is dict else (value,))
-    return all(_has_type(x, part) for part, column in columns for x in column)
+    contents = (value, value.values()) if base is dict else (value,)
+    return all(_has_type(x, part) for part, xs in zip(parts, contents) for x in xs)
 
 # %% ../../nbs/lib/core_files.ipynb #0d9c4412
 P = ParamSpec('P')
 T = TypeVar('T')
 
 
-def _kept_rows(argument, path):
-    "Say where finished rows are; `path` is the value of the argument."
-    if path := getattr(path, 'path', path):
+def _kept_rows(argument, value):
+    "Return where finished rows are, in words, by the value of an argument."
+    if path := getattr(value, 'path', value):  # of `Results`
         return f"finished rows are in {path}; the same call goes on from there"
     advice = f' ({argument}= keeps each row as it finishes)' if argument else ''
     return f'nothing is kept{advice}'
@@ -297,7 +295,9 @@ def _kept_rows(argument, path):
 def keeps_rows_in(
     argument: str = '',  # the one that names the file or folder; '': there is none
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    "Wrap a long function: Ctrl-C raises a short KeyboardInterrupt that names its rows."
+    """Wrap a long function: Ctrl-C raises a short KeyboardInterrupt that names its rows,
+    and the error of an unknown argument names the nearest one.
+    """
 
     def wrap(f: Callable[P, T]) -> Callable[P, T]:
         parameters = inspect.signature(f).parameters
@@ -346,7 +346,7 @@ def _version(package):
 def kernels(
     device: Any = None,  # a `torch.device`, or its name; None: the one of 'auto'
 ) -> dict:
-    "Return what decides how a number is computed on this machine, by its name."
+    "Return the processor and the settings of torch that numbers depend on, by name."
     import torch
 
     device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
@@ -375,8 +375,6 @@ _NOTES = re.compile(
     '|_should_update_post_processor|gradient_checkpointing|_use_kernels|model_type'
     '|_weight_conversions'
 )
-
-
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -387,25 +385,22 @@ def digest(value: Any) -> str:
     """
     known = {}  # id → object and its number: an object may hold itself
 
-    def content(x):
+    def known_content(x):
         if id(x) in known:
             return known[id(x)][1]
         known[id(x)] = x, len(known)
-        return _recorded(_content(x), content)
+        return _as_json(_deciding_content(x), known_content)
 
-    text = json.dumps(_recorded(value, content))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return checksum(json.dumps(_as_json(value, known_content)))
 
 
 def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    "Return fields in JSON's types with a checksum of them as last one, in the place of an earlier."
+    "Return fields, in JSON's types, with their checksum; it replaces an earlier one."
     fields = {k: v for k, v in fields.items() if k != 'checksum'}
     return fields | dict(checksum=checksum(json.dumps(fields)[:-1]))
 
 
-def checksum(
-    text: str,  # of fields in JSON, without the last brace
-) -> str:
+def checksum(text: str) -> str:
     "Return a hash, 16 hexadecimal digits, of a text."
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -422,13 +417,13 @@ def check_seal(
         )
 
 
-def _content(value):
+def _deciding_content(value):
     "Return what decides a value that JSON does not know, in simpler values."
     if hasattr(value, 'detach') or hasattr(value, 'tobytes'):  # torch's, NumPy's
         return _of_array(value)
     if isinstance(value, (CodeType, FunctionType, MethodType, partial)):
         return _of_function(value)
-    if hasattr(value, 'to_str'):  # of tokenizers; a call sets how it cuts and pads
+    if hasattr(value, 'to_str'):  # a fast tokenizer; each call sets these two fields
         return json.loads(value.to_str()) | dict(truncation=None, padding=None)
     if isinstance(value, (type, ModuleType)) or not hasattr(value, '__dict__'):
         return re.sub(" (at 0x|from ')[^>]*", '', repr(value))
@@ -488,31 +483,31 @@ def recorded_methods(
 ) -> dict:  # name → [name of the method, options], in JSON's types
     "Record a run's methods: a range as a list, a rule set as fields, a function as name."
     return {
-        name: [function_name(f), _recorded(options, _record_of)]
+        name: [function_name(f), _as_json(options, _describe_option)]
         for name, (f, options) in methods.items()
     }
 
 
-def _record_of(option):
+def _describe_option(option):
     "Return the name of a function, the fields of a rule set, or the option itself."
     if is_dataclass(option) and not isinstance(option, type):
         values = {f.name: getattr(option, f.name) for f in fields(option)}
-        return {type(option).__name__: _recorded(values, _record_of)}
+        return {type(option).__name__: _as_json(values, _describe_option)}
     return function_name(option) if callable(option) else option
 
 
-def _recorded(value, of_other):
+def _as_json(value, of_other):
     "Convert containers to lists and dicts, and by `of_other` what JSON does not know."
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (range, tuple, list)):
-        return [_recorded(v, of_other) for v in value]
+        return [_as_json(v, of_other) for v in value]
     if isinstance(value, Set):
-        return [_recorded(v, of_other) for v in sorted(value, key=str)]
+        return [_as_json(v, of_other) for v in sorted(value, key=str)]
     if isinstance(value, Mapping):
         names = {k: function_name(k) if callable(k) else str(k) for k in value}
         names = sorted(names.items(), key=lambda item: item[1])
-        return {name: _recorded(value[k], of_other) for k, name in names}
+        return {name: _as_json(value[k], of_other) for k, name in names}
     return of_other(value)
 
 # %% ../../nbs/lib/core_files.ipynb #00000028

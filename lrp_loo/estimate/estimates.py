@@ -31,17 +31,17 @@ from ..models.encoding import attended_tokens, special_mask
 from ..models.structure import n_layers
 
 # %% ../../nbs/lib/estimate_estimates.ipynb #4f4e8c3b
-# LOO = e + a s + ε; a ~ N(κ m, τ² b); ε ~ N(0, τ² d); m: log-odds of the answer;
-# the constants are fitted on training sentences of SST-2
+# LOO = e + a s + ε; e, s: value and spread; a ~ N(κ m, τ² b); ε ~ N(0, τ² d); m: the
+# answer's log-odds; the constants are fitted on training sentences of SST-2
 SLOPE = 0.18  # κ: expected slope for an answer with log-odds of 1
 SLOPE_VARIANCE = 0.15  # b
 FLOOR = 0.02  # c: least variance, as a share of the mean squared spread
-MIXED = 0.4  # h: weight of what recomputed rows change in kept ones
+MIXED = 0.4  # h: weight of errors that a unit's computed rows leave in the others
 # τ0²: the noise of models with up to SHALLOW layers, and of deeper models
 SHALLOW, NOISE, DEEP_NOISE = 6, 0.75, 1.75
 NOISE_WEIGHT = 12  # ν: number of exact scores that the prior of the noise is worth
 MAX_LOG_ODDS = 8.0  # the largest of the training sentences
-# draws for the r to expect: single errors have the tails of Student's t, and the
+# draws of LOO for the expected r: a unit's error has the tails of Student's t, the
 # logarithm of a text's noise has a standard deviation of SCALE_SD
 N_DRAWS, TAIL, SCALE_SD = 256, 4, 0.45
 
@@ -75,7 +75,7 @@ class Estimate:
     closed_form: torch.Tensor  # (n,)
     row_spread: torch.Tensor  # (n, T) root of summed squared terms per row
     changed: torch.Tensor  # (n, T) bool: rows that change if the unit is removed
-    # the rows that the output uses; None: whole tokens are removed in place of rows
+    # the read rows; None: a unit's LOO is computed at once, not row by row
     read: list[int] | None = None
     why_no_rows: str = ''  # why rows cannot be recomputed one by one
     computed: torch.Tensor | None = None  # (n, T) bool: rows computed anew; None: none
@@ -94,10 +94,10 @@ class Estimate:
             self.value = self.closed_form
         if self.earlier_value is None:
             self.earlier_value, self.earlier_spread = self.closed_form, first_spread
-        left = self.changed & ~self.computed
-        self.exact = ~left.any(1)
-        spread = self.row_spread.masked_fill(~left, 0).norm(dim=1)
-        # s_j: of a unit that has no rows yet, also where rows do not change
+        remaining = self.changed & ~self.computed
+        self.exact = ~remaining.any(1)
+        spread = self.row_spread.masked_fill(~remaining, 0).norm(dim=1)
+        # s_j; a unit without computed rows has the spread of all rows
         self.spread = torch.where(self.computed.any(1), spread, first_spread)
         self._fit(first_spread)
 
@@ -108,7 +108,7 @@ class Estimate:
         value, s, e, earlier_s = (x.double().numpy() for x in values)
         first = first_spread.double().numpy()
         content, exact = self.is_content.numpy(), self.exact.numpy()
-        # exact units are observations: use what they had before
+        # exact units are observations of LOO, fitted by their estimate before
         e, s = np.where(exact, e, value), np.where(exact, earlier_s, s)
         known = exact & content
         # 1e-12: d stays positive for units no row attends to
@@ -198,14 +198,14 @@ class Estimate:
         mean, noise, slope = (x[self.is_content.numpy()] for x in parts)
         draws = self._draws(len(mean))
         loo = mean + noise * draws[:, 1:] + slope * draws[:, :1]
-        own = scores[self.is_content]
-        worst = np.abs(loo - own.numpy()).max(-1, initial=0)
+        scores = scores[self.is_content]
+        worst = np.abs(loo - scores.numpy()).max(-1, initial=0)
         # real errors exceed the draws: report the upper quartile
         error = np.quantile(worst / np.abs(loo).max(-1, initial=1e-12), 0.75)
-        direction = unit_map(own).numpy()
+        direction = unit_map(scores).numpy()
         loo -= loo.sum(-1, keepdims=True) / max(1, len(mean))
         lengths = np.sqrt(np.square(loo).sum(-1))
-        with np.errstate(invalid='ignore'):  # no map, or a constant one
+        with np.errstate(invalid='ignore'):  # 0/0 for constant scores
             r = np.clip(loo @ direction / lengths, -1, 1)
         ends = np.interp([0.05, 0.95], np.linspace(0, 1, N_DRAWS), np.sort(r)).tolist()
         info = dict(exact=torch.where(self.exact)[0].tolist(), spread=self.sd.tolist())
@@ -218,7 +218,7 @@ def content_units(
     enc: dict[str, torch.Tensor],  # one encoded text or image
     units: Units | None,  # None: tokens
     n: int,  # number of units (patches)
-    narrower: torch.Tensor | None = None,  # (T,) bool: the tokens of the content
+    mask: torch.Tensor | None = None,  # (T,) bool: tokens of the content; None: all
 ) -> torch.Tensor:  # (n,) bool, on the CPU
     "Return the mask of units that are neither special nor padding; patches all are."
     content = torch.ones(n, dtype=torch.bool)
@@ -229,7 +229,7 @@ def content_units(
         content = ~special_mask(tokenizer, enc['input_ids'][0])
     if attended is not None:
         content &= attended.cpu()
-    return content if narrower is None else content & content_entries(narrower, units)
+    return content if mask is None else content & content_entries(mask, units)
 
 
 def unit_members(
@@ -257,15 +257,16 @@ def rows_of_text(
         return None, reason
     if not stored.is_complete:
         return None, 'some layers did not store the keys and values of every token'
-    # a unit covers every token that some row could see
-    if removed[:, : read[0] + 1 if is_causal(model) else None].all(1).any():
+    n_seen = read[0] + 1 if is_causal(model) else None  # by the first row
+    if removed[:, :n_seen].all(1).any():
         return None, 'without one of the units a row would see no token'
     return read, ''
 
 
 def _first_estimate(terms, i, enc, units, members, is_content):
     "Return the estimate of the i-th text of a gradient pass."
-    model, (n, n_tokens) = terms.stored.model, members.shape
+    model = terms.stored.model
+    n, n_tokens = members.shape
     whole = WholeText(model, enc, terms.readout.of_text(i))
     whole.value = terms.values[i : i + 1]  # already known
     read, why_no_rows = rows_of_text(whole, terms.stored, members)
@@ -293,20 +294,19 @@ def first_estimates(
     encs: list[dict[str, torch.Tensor]],  # encoded texts that can share a batch
     target: OneTarget,  # see `as_target`
     units: list[Units | None] | None = None,  # units of each text
-    content: list[torch.Tensor | None] | None = None,  # (T,) bool: narrower content
+    content: list[torch.Tensor | None] | None = None,  # (T,) bool, see `content_units`
 ) -> tuple[list[Estimate], RemovalTerms]:
     "Run one gradient pass; return each text's estimate, and the terms of the pass."
     units, content = (x or [None] * len(encs) for x in (units, content))
     terms = removal_pass(model, pad_batch(tokenizer, encs), target, units)
     members = [unit_members(model, *text) for text in zip(encs, units)]
-    # longest first: its check covers shorter texts
+    # the longest text first: its check covers the shorter ones
     for i in sorted(range(len(encs)), key=lambda i: -members[i].shape[1]):
         check_hidden(EncodedText(model, encs[i]), target, as_keys=True)
     estimates = []
-    for i, (enc, own, mask) in enumerate(zip(encs, units, members)):
-        is_content = content_units(tokenizer, enc, own, len(mask), content[i])
-        arguments = (terms, i, enc, own, mask, is_content.cpu())
-        estimates.append(_first_estimate(*arguments))
+    for i, mask in enumerate(members):
+        is_content = content_units(tokenizer, encs[i], units[i], len(mask), content[i])
+        estimates.append(_first_estimate(terms, i, encs[i], units[i], mask, is_content))
     return estimates, terms
 
 

@@ -27,7 +27,7 @@ def call_parts(
     **others: Any,  # what else decides all rows, such as the target
 ) -> dict[str, str]:  # part of a call → its digest
     "Return digests of what decides all rows of a call."
-    # `ObjectTokenizer`: its settings only change tokens, which each row's digest has
+    # settings of an `ObjectTokenizer` change tokens alone, and each row's digest has them
     tokenizer = getattr(tokenizer, 'inside', tokenizer)
     parts = dict(model=model, tokenizer=tokenizer, versions=versions(), **others)
     parts['kernels'] = kernels(device_of(model))
@@ -45,34 +45,33 @@ def method_digests(
 class _Batches:
     "The texts of a call in batches of one target; copies of a text are left out."
 
-    call: dict[str, str]  # digests of what decides all rows
+    parts: dict[str, str]  # digests of what decides all rows, see `call_parts`
     batch_size: int  # texts in a batch; an image is alone
-    # window → what else decides each text's row
-    of_text: Callable[[CallInputs], list] | None
+    text_values: Callable[[CallInputs], list] | None  # see `rows_of_texts`
     keys: list[str] = field(default_factory=list)  # the digest of each text
     first_of: dict[str, int] = field(default_factory=dict)  # digest → its first text
 
     def of_window(self, inputs):
         "Yield lists of (index in the call, window, index in the window), of one target."
-        places, size = self._new_texts(inputs), 1
+        new, size = self._new_texts(inputs), 1
         if 'input_ids' in inputs.encs[0]:  # similar lengths are computed together
-            places.sort(key=lambda k: inputs.encs[k]['input_ids'].shape[1])
+            new.sort(key=lambda k: inputs.encs[k]['input_ids'].shape[1])
             size = self.batch_size
-        for _, group in group_by_target([inputs.targets[k] for k in places]):
+        for _, group in group_by_target([inputs.targets[k] for k in new]):
             for start in range(0, len(group), size):
-                batch = [places[k] for k in group[start : start + size]]
+                batch = [new[k] for k in group[start : start + size]]
                 yield [(inputs.first + k, inputs, k) for k in batch]
 
     def _new_texts(self, inputs):
-        "Note the digest of each text; return the places of texts that are no copies."
-        # `Units`: each token's unit index; `Parts` and None: unchanged
+        "Store the digest of each text; return the indices of texts that are no copies."
+        # of `Units`, each token's unit index
         numbers = [getattr(units, 'number', units) for units in inputs.units]
         columns = [inputs.encs, numbers, inputs.targets, inputs.content]
-        columns += [self.of_text(inputs)] if self.of_text else []
+        columns += [self.text_values(inputs)] if self.text_values else []
         new = []
         for k, values in enumerate(zip(*columns)):
-            self.keys.append(key := digest([self.call, *values]))
-            i = inputs.first + k
+            key, i = digest([self.parts, *values]), inputs.first + k
+            self.keys.append(key)
             if self.first_of.setdefault(key, i) == i:
                 new.append(k)
         return new
@@ -89,19 +88,19 @@ def rows_of_texts(
     progress: bool,  # show a bar
     batch_size: int = 8,  # texts in a batch; an image is alone
     # window → what else decides each text's row
-    of_text: Callable[[CallInputs], list] | None = None,
+    text_values: Callable[[CallInputs], list] | None = None,
     **others: Any,  # what else decides all rows, see `call_parts`
 ) -> tuple[Results, list[str]]:  # results; every text's digest, copies included
     "Compute the rows of texts, window by window; copies of a text have one row."
     config = dict(experiment=experiment, methods=recorded_methods(methods))
     results = as_results(results, config | dict(model=name_of_model(inputs.model)))
     others['methods'] = method_digests(methods)
-    call = call_parts(inputs.model, inputs.tokenizer, **others)
-    batches = _Batches(call, batch_size, of_text)
+    parts = call_parts(inputs.model, inputs.tokenizer, **others)
+    batches = _Batches(parts, batch_size, text_values)
 
     def run_batch(batch):
         window = batch[0][1]
-        return run(window.select([place for _, _, place in batch]))
+        return run(window.select([k for _, _, k in batch]))
 
     results.extend(
         chain.from_iterable(map(batches.of_window, windows)),

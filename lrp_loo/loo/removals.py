@@ -22,7 +22,7 @@ from ..core.arguments import Tokenizer, whole_number
 from ..core.hooks import forward_hooks, hooks_suspended
 from ..core.tensors import per_token, repeated
 from ..inputs.scores import ROUNDING, as_readout, differs, reads_logits
-from ..inputs.targets import OneTarget
+from ..inputs.targets import OneTarget, n_last_rows
 from ..models.attention import NO_POSITIONS, POSITIONS, AttentionCall
 from ..models.attention import AttentionMode, float_mask
 from ..models.call import batch_noise, content_ids, forward, watch_embeddings
@@ -48,9 +48,9 @@ class key_weights(AttentionMode):
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         bias = call.bias()
-        m = self._log_weights(call.query, call.key.shape[-2])
-        m = m if bias is None else bias + m
-        return call.compute(attn_mask=m, is_causal=False)
+        log_m = self._log_weights(call.query, call.key.shape[-2])
+        mask = log_m if bias is None else bias + log_m
+        return call.compute(attn_mask=mask, is_causal=False)
 
     def softmax_call(
         self, softmax: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
@@ -60,14 +60,15 @@ class key_weights(AttentionMode):
     def multi_head_call(self, func: Callable[..., Any], arguments: dict) -> Any:
         "Add log m to key_padding_mask; inputs are (T, batch, d)."
         query, padding = arguments['query'], arguments.get('key_padding_mask')
-        m = self._log_weights(query.transpose(0, 1), arguments['key'].shape[0])[:, 0]
+        n_keys = arguments['key'].shape[0]
+        log_m = self._log_weights(query.transpose(0, 1), n_keys)[:, 0]
         if padding is not None:
-            m = m + float_mask(padding, query)
+            log_m = log_m + float_mask(padding, query)
         mask = float_mask(arguments.get('attn_mask'), query)
-        return func(**arguments | dict(key_padding_mask=m, attn_mask=mask))
+        return func(**arguments | dict(key_padding_mask=log_m, attn_mask=mask))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if POSITIONS.get() is NO_POSITIONS:  # attention about no token: not weighted
+        if POSITIONS.get() is NO_POSITIONS:  # the keys are no tokens
             return func(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -251,8 +252,8 @@ class AttentionMask(Removal):
     by_mask = True
 
     def check(self, text: EncodedText, fill: Fill) -> None:
-        is_weighed = not text.has_tokens or hasattr(text.model, 'uses_key_weights')
-        if not is_weighed and not accepts_attention_mask(text.model):
+        takes_weights = not text.has_tokens or hasattr(text.model, 'uses_key_weights')
+        if not takes_weights and not accepts_attention_mask(text.model):
             raise ValueError(
                 f"{type(text.model).__name__} takes no attention_mask, so no"
                 f" token can be removed by it; take {_ADVICE}"
@@ -367,17 +368,16 @@ class Resample(Removal):
         return ids.long().cpu()
 
     def for_text(self, text: EncodedText, fill: Fill) -> list[AsInputs]:
-        pool = fill
         n = getattr(input_embeddings(text.model), 'num_embeddings', torch.inf)
-        if not 0 <= int(pool.min()) <= int(pool.max()) < n:
+        if not 0 <= int(fill.min()) <= int(fill.max()) < n:
             raise ValueError(
-                f"the pool's token ids go from {int(pool.min())} to"
-                f" {int(pool.max())}, and the model has {n} tokens"
+                f"the pool's token ids go from {int(fill.min())} to"
+                f" {int(fill.max())}, and the model has {n} tokens"
             )
         ids = text.enc['input_ids'][0].tolist()
         generator = np.random.default_rng([self.seed, *ids])
-        chosen = generator.integers(0, len(pool), (self.n_draws, len(ids)))
-        drawn = pool[torch.from_numpy(chosen)].to(device_of(text.model))
+        indices = generator.integers(0, len(fill), (self.n_draws, len(ids)))
+        drawn = fill[torch.from_numpy(indices)].to(device_of(text.model))
         return [partial(with_tokens, text, draw) for draw in drawn]
 
 
@@ -390,7 +390,7 @@ class ZeroEmbedding(Removal):
         x = text.embeddings
 
         def filled(keep):
-            # (n, T) with the axes of (1, T, d), or of a convolution's (1, d, h, w)
+            # reshape (n, T) to broadcast to x, (1, T, d) or a convolution's (1, d, h, w)
             n = len(keep)
             keep = keep[..., None] if x.ndim == 3 else keep.view(n, 1, *x.shape[2:])
             embeddings = torch.where(keep, x, self.embedding(text.model).to(x))
@@ -423,8 +423,8 @@ class MeanEmbedding(ZeroEmbedding):
         return total.div(len(ids)).float()
 
 
-_CLASSES = (AttentionMask, MaskToken, ZeroEmbedding, MeanEmbedding)
-REMOVALS = {removal.name: removal for removal in (*_CLASSES, Delete, Resample)}
+_CLASSES = (AttentionMask, MaskToken, ZeroEmbedding, MeanEmbedding, Delete, Resample)
+REMOVALS = {removal.name: removal for removal in _CLASSES}
 
 
 def as_removal(
@@ -454,16 +454,16 @@ class _HiddenTokens:
 
     def __post_init__(self):
         self.ids = self.text.enc['input_ids']
-        others = content_ids(self.text.model)
-        others = others[~torch.isin(others, self.ids)]
-        self.other_id = int(others[-1]) if len(others) else 0
+        ids = content_ids(self.text.model)
+        unused_ids = ids[~torch.isin(ids, self.ids)]
+        self.replacement_id = int(unused_ids[-1]) if len(unused_ids) else 0
         self.attended = attended_tokens(self.text.enc)
 
     def replaced(self, keep):
         "Return the ids with another one in place of hidden tokens."
         # padding ids stay: RoBERTa computes positions from them
         is_same = keep if self.attended is None else keep | ~self.attended
-        return torch.where(is_same, self.ids, self.other_id)
+        return torch.where(is_same, self.ids, self.replacement_id)
 
     def value(self, ids, keep, states=None):
         "Return the explained number; append the last layer's kept rows to `states`."
@@ -484,7 +484,7 @@ class _HiddenTokens:
 
     def are_read(self, keep):
         """Return True if replacing hidden tokens changes the number and the kept rows. A
-        function may read hidden rows: then also True only if masking changes nothing.
+        function may read rows of hidden tokens: then, if also masking changes nothing.
         """
         states = []
         masked = self.value(self.ids, keep, states)
@@ -498,18 +498,18 @@ class _HiddenTokens:
         if callable(function) and not getattr(function, 'from_end', False):
             change = masked - self.value(self.ids, torch.ones_like(keep))
             return float(change.abs().max()) <= rounding
-        return len(states) != 2 or differs(*states)  # none to compare: assume read
+        return len(states) != 2 or differs(*states)  # assume read without states
 
     def are_read_beyond_noise(self, variants):
-        """Return True if replacing hidden tokens mostly changes the number more than half
-        as much as replacing visible ones; less is noise, as dynamic quantization takes
-        its range from hidden values, too.
+        """Return True if, in the median, replacing hidden tokens changes the number more
+        than half as much as replacing visible ones. Dynamic quantization makes smaller
+        changes: its range is taken from all values, hidden ones too.
         """
         shares = []
         for keep in variants:
-            other, seen = self.replaced(keep), torch.ones_like(keep)
-            change = self.value(other, keep) - self.value(self.ids, keep)
-            visible = self.value(other, seen) - self.value(self.ids, seen)
+            replaced, all_kept = self.replaced(keep), torch.ones_like(keep)
+            change = self.value(replaced, keep) - self.value(self.ids, keep)
+            visible = self.value(replaced, all_kept) - self.value(self.ids, all_kept)
             shares.append(float(change.abs().max() / visible.abs().max()))
         return bool(shares) and bool(torch.tensor(shares).nanmedian() > 0.5)
 
@@ -517,19 +517,18 @@ class _HiddenTokens:
         "Return True if the hidden tokens of some variant are read."
         with hooks_suspended():
             if batch_noise(self.text.model):
-                some = variants[:: max(1, len(variants) // 8)]
-                return self.are_read_beyond_noise([keep[None] for keep in some])
-            # key weights: a convolution mixes neighbours only, so try all variants;
-            # mask: the first suffices, whose removed token all later tokens could see
+                about_8 = variants[:: max(1, len(variants) // 8)]
+                return self.are_read_beyond_noise([keep[None] for keep in about_8])
+            # mask: the first variant suffices, whose token all later ones could see; key
+            # weights: try all variants, because a convolution mixes neighbours only
             variants = variants if self.as_keys else variants[:1]
             return any(self.are_read(keep[None]) for keep in variants)
 
 
-def _kept_as_read(text, target, keep):
+def _variants_with_read_rows(text, target, keep):
     "Return variants that lack a token and keep all rows that the number is read from."
     n = text.n_positions
-    n_last = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
-    read = [0, *range(max(0, n - n_last), n)]
+    read = [0, *range(max(0, n - n_last_rows(target)), n)]
     if (position := getattr(target, 'position', None)) is not None:
         read.append(target.place(0) if torch.is_tensor(position) else position)
     return keep[~keep.all(1) & keep[:, read].all(1)]
@@ -555,7 +554,7 @@ def _mixing_error(model, as_keys):
 def check_hidden(
     text: EncodedText,
     target: OneTarget,  # see `as_target`, or a `Readout` with a fixed index
-    # (n, T) bool, variants in order; None: two, without token 1 and without n − 2
+    # (n, T) bool: the variants; None: one without token 1, one without token n − 2
     keep: torch.Tensor | None = None,
     as_keys: bool = False,  # hidden from softmax attention alone, as `removal` does
 ) -> None:
@@ -572,7 +571,7 @@ def check_hidden(
     if keep is None:
         position = torch.arange(n, device=text.enc['input_ids'].device)
         keep = torch.stack([position != 1, position != n - 2])
-    variants = _kept_as_read(text, target, keep)
+    variants = _variants_with_read_rows(text, target, keep)
     if _HiddenTokens(text, target, as_keys).any_are_read(variants):
         raise _mixing_error(model, as_keys)
     if len(variants) and is_logits:

@@ -35,7 +35,7 @@ class Call:
 
     func: Callable[..., Any]  # the torch function
     name: str  # its name, such as 'linear'
-    args: tuple[Any, ...]  # those of `PARAMETERS` are here, also if given by name
+    args: tuple[Any, ...]  # with keywords of `composite.PARAMETERS` in their positions
     kwargs: dict[str, Any]
     context: Any  # the open `lrp_rules`: the current layer, the table, the records
 
@@ -78,11 +78,12 @@ def layer_norm(call: Call, composite: Composite) -> RuleResult:
     """
     if composite.layer_norm == 'gradient':
         return call.compute(), 'gradient'
-    if any(map(carries_relevance, call.args[2:3])):  # the weight: a product
+    if any(map(carries_relevance, call.args[2:3])):  # the weight is computed
         return unknown(call, composite)
     if call.name != 'layer_norm':
         rule = 'constant norm' if call.name == 'normalize' else 'constant std'
         return identity_rule(call.func, *call.args, **call.kwargs), rule
+    # torch.layer_norm has an argument that F.layer_norm lacks
     kwargs = {k: v for k, v in call.kwargs.items() if k != 'cudnn_enable'}
     return layer_norm_rule(*call.args, **kwargs), 'constant std'
 
@@ -97,8 +98,8 @@ def normalizer(call: Call, composite: Composite) -> RuleResult:
 
 def activation(call: Call, composite: Composite) -> RuleResult:
     "Apply the identity rule to an element-wise function."
-    is_in_place = any(a is True for a in call.args[1:]) or call.kwargs.get('inplace')
-    if is_in_place:
+    # also by position: F.relu(x, True)
+    if call.kwargs.get('inplace') or any(a is True for a in call.args[1:]):
         args = tuple(a for a in call.args if a is not True)
         kwargs = {k: v for k, v in call.kwargs.items() if k != 'inplace'}
         return in_place(replace(call, args=args, kwargs=kwargs), composite)
@@ -124,17 +125,16 @@ def in_place(call: Call, composite: Composite) -> RuleResult:
     out_of_place_names = dict(__imul__='mul', __imatmul__='matmul', __ipow__='pow')
     name = out_of_place_names.get(call.name, call.name.rstrip('_'))
     func = getattr(torch.Tensor, name, None) or getattr(F, name)
-    target, *others = call.args
-    copy = target.clone()
-    marks = vars(marks_of(target)) | dict(depends=carries_relevance(target))
-    mark_outputs(copy, **marks)
+    x, *others = call.args
+    copy = x.clone()
+    mark_outputs(copy, **vars(marks_of(x)) | dict(depends=carries_relevance(x)))
     name = operation_name(func)
     new_call = replace(call, func=func, name=name, args=(copy, *others))
     out, rule = call.context.table.get(name, unknown)(new_call, call.context.composite)
-    target.copy_(out)
-    if not out.requires_grad and target._base is None:
-        target.detach_()  # a constant
-    return target, rule
+    x.copy_(out)
+    if not out.requires_grad and x._base is None:
+        x.detach_()  # the rule returned a constant
+    return x, rule
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000014
 def _factors(name, args):
@@ -146,7 +146,7 @@ def _factors(name, args):
 def _shared_product(call, args, positions):
     "Return a product whose gradient is shared by the factors at these positions."
     share = 1 / len(positions)
-    # a share for each factor is that share for their product, if nothing else takes part
+    # if no other tensor takes part, one scaling after the product does the same
     if len(positions) == len(tensors_in(args, call.kwargs)):
         return scale_gradient(call.func(*args, **call.kwargs), share)
     for i in positions:
@@ -163,7 +163,7 @@ def multiplication(call: Call, composite: Composite) -> RuleResult:
     if len(positions) > 1:
         if call.context.softmaxes.hold(name, args, positions):
             return call.func(*args, **call.kwargs), 'constant gate'
-        positions = _factors(name, args)
+        positions = _factors(name, args)  # without weights that are constant now
     n = len(positions)
     if n > 1 and composite.product == 'half':
         out = _shared_product(call, args, positions)
@@ -255,9 +255,7 @@ def softmax(call: Call, composite: Composite) -> RuleResult:
     context.softmaxes.record_call(call.operation)
     bypass = composite.bypasses(layer)
     out = record_weights(context.attention, layer, call.args[0], out, bypass)
-    if bypass:
-        return out, 'constant weights'
-    return out, 'own gradient'
+    return out, 'constant weights' if bypass else 'own gradient'
 
 # %% ../../nbs/lib/lrp_table.ipynb #00000022
 _HAVE_IN_PLACE = ACTIVATIONS | NORMALIZERS | FACTOR_POSITIONS.keys() | {'pow'}

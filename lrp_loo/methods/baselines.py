@@ -73,10 +73,9 @@ def lrp_scores(
 ) -> Scores:  # a score per token (patch)
     "Compute every token's relevance in one forward and backward pass (section 2.3)."
     is_sum = one_of('embeddings', embeddings, ('word', 'sum')) == 'sum'
-    batch, n_backward = pad_batch(tokenizer, encs), 1
+    batch, n_numbers = pad_batch(tokenizer, encs), 1
     if isinstance(target, GeneratedReadout):
-        batch = batch | last_rows_only(model, target)
-        n_backward = len(target)  # one for each explained number
+        batch, n_numbers = batch | last_rows_only(model, target), len(target)
     with (
         torch.enable_grad(),
         _watch_embedding_sums(model) if is_sum else contextlib.nullcontext([]) as sums,
@@ -89,9 +88,9 @@ def lrp_scores(
         values = readout(out)
         del out
     x = watched[0]
-    relevance = (sums or [x.detach()])[0] * input_gradient(values, x)
+    relevance = (sums[0] if is_sum else x.detach()) * input_gradient(values, x)
     values = values.detach().flatten()
-    cost = 1 + (GRADIENT_PASS - 1) * n_backward
+    cost = 1 + (GRADIENT_PASS - 1) * n_numbers  # a backward pass each
     scores = relevance if dims else sum_over_features(relevance)
     info = dict(embeddings=embeddings, forward_equivalents=cost)
     return Scores(scores, values, readout, info)
@@ -154,23 +153,23 @@ def _per_row(weights, like):
 class _Path:
     "Straight path from the embeddings of the baseline to those of the texts."
 
-    model: object
-    batch: dict
+    model: torch.nn.Module
+    batch: dict[str, torch.Tensor]  # the encoded texts
     readout: Readout
     start: torch.Tensor  # (batch, T, d)
     end: torch.Tensor  # (batch, T, d)
     rows_per_pass: int
-    reduce: Callable  # products (x − x') ∂f/∂x → their sums over the features d, or not
+    as_scores: Callable  # products (x − x') ∂f/∂x → scores: sums over features, or not
 
     def __post_init__(self):
-        self.rows = torch.arange(len(self.end), device=self.end.device)
+        self.texts = torch.arange(len(self.end), device=self.end.device)
         self.lengths = None  # of texts padded at the end, if only logits are read
         batch, mask = self.batch, self.batch.get('attention_mask')
         has_ids = 'input_ids' in batch and batch.keys() <= PER_TOKEN
         if mask is not None and has_ids and not callable(self.readout.target):
-            is_shifted = bool((mask[:, 1:] > mask[:, :-1]).any())
+            pads_in_front = bool((mask[:, 1:] > mask[:, :-1]).any())
             # a model may pad the text itself, to whole windows of attention
-            if not is_shifted and self.end.shape[1] == mask.shape[1]:
+            if not pads_in_front and self.end.shape[1] == mask.shape[1]:
                 self.lengths = mask.sum(1)
 
     def values(self, embeddings, texts):
@@ -193,11 +192,11 @@ class _Path:
         """Compute f and the products (x − x') ∂f/∂x at positions (k,), 0 to 1, on the
         paths of texts (k,). Yield the indices, f and products of each pass.
         """
-        # the first pass checks that gradients reach the embeddings
+        # the first pass alone checks that gradients reach the embeddings
         check = lrp_rules(self.model, gradient())
-        watches = chain([check], repeat(contextlib.nullcontext()))
+        contexts = chain([check], repeat(contextlib.nullcontext()))
         indices = torch.arange(len(texts), device=texts.device)
-        for part, watch in zip(indices.split(self.rows_per_pass), watches):
+        for part, context in zip(indices.split(self.rows_per_pass), contexts):
             chosen = texts[part]
             # without the padding that none of these texts needs
             width = None if self.lengths is None else int(self.lengths[chosen].max())
@@ -206,12 +205,12 @@ class _Path:
             with torch.enable_grad():
                 x = start + _per_row(positions[part], self.end) * step
                 x.requires_grad_()
-                with watch:
+                with context:
                     values = self.values(x, chosen)
                 gradient_x = input_gradient(values, x)
             products = torch.zeros_like(self.end[chosen])
             products[:, :width] = step * gradient_x
-            yield part, values.detach(), self.reduce(products)
+            yield part, values.detach(), self.as_scores(products)
 
     def gauss_legendre(self, n_steps):
         "Return the integral of each text by a quadrature with n_steps points."
@@ -219,8 +218,8 @@ class _Path:
         n = len(self.end)
         positions = torch.tensor((nodes + 1) / 2, device=self.end.device).repeat(n)
         weights = torch.tensor(weights / 2, device=self.end.device).repeat(n)
-        texts = self.rows.repeat_interleave(n_steps)
-        total = torch.zeros_like(self.reduce(self.end))
+        texts = self.texts.repeat_interleave(n_steps)
+        total = torch.zeros_like(self.as_scores(self.end))
         for part, _, products in self.gradients(texts, positions):
             total.index_add_(0, texts[part], products * _per_row(weights[part], total))
         return total
@@ -234,7 +233,7 @@ class _Path:
         points = [()] * len(self.end)
         while any(map(len, pending)):
             sizes = [len(positions) for positions in pending]
-            texts = self.rows.repeat_interleave(torch.tensor(sizes).to(self.rows))
+            texts = self.texts.repeat_interleave(torch.tensor(sizes).to(self.texts))
             passes = self.gradients(texts, torch.cat(pending))
             _, values, products = map(torch.cat, zip(*passes))
             new = zip(pending, values.split(sizes), products.split(sizes))
@@ -298,15 +297,15 @@ def ig_scores(
         x = embeddings[0].detach()
         readout = Readout(target, out, batch)
         start, name = _ig_baseline(model, tokenizer, batch, x, baseline)
-        sums = torch.Tensor.detach if dims else sum_over_features
-        path = _Path(model, batch, readout, start, x, internal_batch_size, sums)
+        as_scores = torch.Tensor.detach if dims else sum_over_features
+        path = _Path(model, batch, readout, start, x, internal_batch_size, as_scores)
         values = readout(out)
-        change = values - path.values(start, path.rows)
+        change = values - path.values(start, path.texts)
     if n_steps is None:
         points = path.adaptive(max_steps)
-        integrals = [torch.trapezoid(y, x.to(y), dim=0) for x, _, y in points]
+        integrals = [torch.trapezoid(y, at.to(y), dim=0) for at, _, y in points]
         scores = torch.stack(integrals)
-        infos = [dict(n_steps=len(p[0]), max_steps=max_steps) for p in points]
+        infos = [dict(n_steps=len(at), max_steps=max_steps) for at, _, _ in points]
     else:
         scores = path.gauss_legendre(n_steps)
         infos = [dict(n_steps=n_steps) for _ in scores]
@@ -355,6 +354,7 @@ def _attention_maps(model, batch):
 
 
 def _check_shapes(model, maps, n_texts):
+    "Raise ValueError unless each layer has (n_texts, heads, n, n) attention."
     n = maps[0].shape[-1]
     for A in maps:
         if A.ndim != 4 or A.shape[-2:] != (n, n) or len(A) != n_texts:
@@ -415,12 +415,13 @@ def loo_scores(
     content: list[torch.Tensor | None] | None = None,  # (T,) bool of each text, or None
 ) -> Scores:  # a score per token (patch, unit)
     "Compute exact Leave-One-Out (section 2.1); texts are not padded."
-    texts, none = [one_text(enc) for enc in encs], [None] * len(encs)
+    texts = [one_text(enc) for enc in encs]
     removal = as_removal(removal, texts[0])
+    units, content = (x or [None] * len(texts) for x in (units, content))
     options = dict(token_budget=token_budget, progress=progress, joint=joint)
-    options |= dict(precision=precision)
-    how = (removal, units or none, content or none)
-    loos = exact_loo(model, tokenizer, texts, target, *how, **options)
+    loos = exact_loo(
+        model, tokenizer, texts, target, removal, units, content, precision, **options
+    )
     info = removal.info()
     scores = [loo.as_scores(exact_passes=round(loo.passes, 2), **info) for loo in loos]
     return Scores.joined(scores)

@@ -22,7 +22,7 @@ from ..estimate.sets import content_mask
 from ..inputs.call import CallInputs, group_by_target
 from ..inputs.scores import GeneratedReadout, Scores, compute_all_rows
 from ..inputs.scores import differs
-from ..inputs.targets import OneTarget, Target
+from ..inputs.targets import OneTarget, Target, n_last_rows
 from ..inputs.units import Units
 from ..loo.engines import WholeText
 from ..loo.states import similar_sizes
@@ -50,8 +50,7 @@ def _check_rest(call, text, target):
     has_media = 'input_ids' not in text.enc or MEDIA_INPUTS & text.enc.keys()
     if has_media or removal not in (None, 'attention_mask'):
         return
-    n_rows = getattr(getattr(target, 'target', target), 'n_rows', None) or 1
-    n = text.enc['input_ids'].shape[1] - n_rows + 1
+    n = text.enc['input_ids'].shape[1] - n_last_rows(target) + 1
     if unit_members(call.model, text.enc, text.units)[:, :n].all(1).any():
         raise ValueError(
             "without its only token or unit nothing is left of this text for the"

@@ -23,8 +23,8 @@ import torch
 from ..core.arguments import OneMethod, one_of, whole_number
 from ..core.files import digest
 from ..core.tools import progress_bar
-from ..estimate.sets import SET_PASSES, Subsets, find_sets, likely_pairs
-from ..estimate.sets import similar_texts
+from ..estimate.sets import SET_PASSES, Subsets, find_sets, largest_pairs
+from ..estimate.sets import word_overlap
 from ..inputs.targets import TargetOf
 from ..inputs.units import UnitsOf, spans_by_unit, text_spans
 from .table import method_name
@@ -326,7 +326,7 @@ class _Effects:
         "Return `sets` and `total_effect` for `Attribution.info`."
         subsets = Subsets(self.of_kept, len(self.text), share, passes)
         names = self.text.names
-        sets = find_sets(subsets, lambda: likely_pairs(similar_texts(names)))
+        sets = find_sets(subsets, lambda: largest_pairs(word_overlap(names)))
         return dict(sets=sets, total_effect=subsets.total)
 
 

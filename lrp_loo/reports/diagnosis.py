@@ -369,7 +369,7 @@ def diagnose(
     of_words = units_of_words(inputs)
     _check_rest(inputs, of_words)
     removal = as_removal(removal, inputs.encs[0])
-    how = dict(of_text=units_of_words, removal=removal)
+    how = dict(text_values=units_of_words, removal=removal)
     results, keys = rows_of_texts(
         'diagnose', inputs, [inputs], {}, run, results, progress, **how
     )

@@ -201,7 +201,7 @@ def greedy(table, texts, passes):
     """Return (passes, {name: size}) of the search without all subsets, on a table: a
     row counts as a pass, and pairs come from similar texts alone.
     """
-    n, worth = len(texts), sets_module.similar_texts(texts)
+    n, worth = len(texts), sets_module.word_overlap(texts)
     pairs = sorted(itertools.combinations(range(n), 2), key=lambda p: -worth[p])
 
     def read(kept):
