@@ -38,7 +38,7 @@ from ..records.results import Results
 from .summary import word_table
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #00000006
-# of the texts, with a pair of words; of the answers of a class, that a shortcut turns
+# least share of all texts with a frequent pair, of a class's answers that a word turns
 LEAST_SHARE = 0.1
 
 
@@ -61,15 +61,15 @@ def _words(inputs):
         is_word = ~units.is_special
         if content is not None:
             is_word = is_word & content_entries(content, units)
-        pairs = zip(units.names, is_word)
-        words.append([name.casefold() if known else None for name, known in pairs])
+        names = [name.casefold() for name in units.names]
+        words.append([x if is_one else None for x, is_one in zip(names, is_word)])
     return words
 
 
-def _frequent_pairs(texts, min_count):
+def _frequent_pairs(word_lists, min_count):
     "Return the pairs of adjacent words that stand together in a tenth of the texts."
-    counts = Counter(pair for words in texts for pair in {*zip(words, words[1:])})
-    least = max(min_count, LEAST_SHARE * len(texts))
+    counts = Counter(pair for words in word_lists for pair in {*zip(words, words[1:])})
+    least = max(min_count, LEAST_SHARE * len(word_lists))
     return {pair for pair, n in counts.items() if n >= least and None not in pair}
 
 
@@ -87,7 +87,7 @@ def _units_of_words(words, pairs):
     return units
 
 
-def _check_rest(inputs, units_of_words):
+def _check_not_emptied(inputs, units_of_words):
     "Raise ValueError for a text of which nothing is left without one of its words."
     for i, (units, of_words) in enumerate(zip(inputs.units, units_of_words)):
         everything = {*units.number.tolist()}
@@ -98,7 +98,7 @@ def _check_rest(inputs, units_of_words):
             )
 
 
-def _rows_of_texts(inputs, units_of_words, removal):
+def _removal_rows(inputs, units_of_words, removal):
     "Return a row per text: its answer, the answer's lead, and each word's effect."
     model, n_classes, encs = inputs.model, len(class_names(inputs.model)), inputs.encs
     chosen = [int(WholeText(model, enc).row.argmax()) for enc in encs]
@@ -108,16 +108,16 @@ def _rows_of_texts(inputs, units_of_words, removal):
         removed = map(torch.tensor, of_words.values())
         keeps.append(torch.stack([~torch.isin(units.number, x) for x in removed]))
     fill = fill_id(inputs.tokenizer, removal)
-    outputs = read_subsets(model, encs, keeps, targets, removal, fill)
-    for k, values in enumerate(outputs):
-        lead = float(values.value)
+    results = read_subsets(model, encs, keeps, targets, removal, fill)
+    for k, result in enumerate(results):
+        lead = float(result.value)
         check_own_answer(model, inputs.tokenizer, encs[k], targets[k], lead)
-        effects = (values.value - values.values).tolist()
+        effects = (result.value - result.values).tolist()
         rows.append(dict(answer=chosen[k], lead=lead, effects=effects))
     return rows
 
 
-def _as_map(inputs, row, words, effects, names):
+def _as_attribution(inputs, row, words, effects, names):
     "Return a text's row as an `Attribution`; all units of a word have its effect."
     i, name = row['i'], names[row['answer']]
     units, spans = inputs.units[i], inputs.token_spans[i]
@@ -140,7 +140,7 @@ def _as_map(inputs, row, words, effects, names):
     )
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #00000008
-def _check_classifier(model):
+def _class_names(model):
     "Return the names of the classes; raise TypeError unless a text has one class."
     names = class_names(model)
     kind = getattr(getattr(model, 'config', None), 'problem_type', None) or 'single'
@@ -173,7 +173,7 @@ def _class_of_labels(labels, names, n_texts):
     return [known[label] for label in labels]
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #0000000b
-CHANCE = 0.05  # of any false shortcut among the words that are looked at
+CHANCE = 0.05  # largest probability that some listed word is no shortcut
 N_EXAMPLES = 3  # texts in full for each finding
 N_WORDS = 15  # rows of the page's table
 WORD_COLUMNS = ['class', 'word', 'texts', 'carries', 'turned', 'mean', 'low', 'high']
@@ -181,13 +181,14 @@ WORD_COLUMNS += ['p', 'is_shortcut']
 
 
 def _effect_rows(maps, effects, labels):
-    "Return a row per text and word: its effect, and whether the answer turns."
+    "Return a row per text and word: its effect, whether it turns or carries the answer."
     rows = []
     for k, (a, of_words, label) in enumerate(zip(maps, effects, labels)):
         strongest = max(of_words, key=of_words.get)
         row = {'text': k, 'class': a.label, 'label': label}
         for word, score in of_words.items():
             turned = score > a.logit
+            # the answer turns without the word, or the word is its strongest reason
             carries = turned or (word == strongest and score >= a.least_reason)
             row |= dict(word=word, score=score, turned=turned, copy=False)
             rows.append(row | dict(carries=carries))
@@ -228,7 +229,7 @@ def _shortcut_table(rows, min_count, expected):
 class Diagnosis(Record):
     "What a classifier's answers depend on, its errors, and what no single word carries."
 
-    tex_columns = ('class', 'word', 'texts', 'carries', 'turned', 'mean', 'low', 'high')
+    tex_columns = tuple(WORD_COLUMNS[:8])
 
     model: str  # its name
     classes: list[str]
@@ -277,11 +278,11 @@ class Diagnosis(Record):
         n = self.effects.text[self.effects['class'] == name].nunique()
         others = [other for other in self.classes if other != name]
         turn = f'turn {others[0]}' if len(others) == 1 else 'turn to another class'
-        also = ', '.join(f'*{word}*' for word in self.shortcuts[1:])
+        more = ', '.join(f'*{word}*' for word in self.shortcuts[1:])
+        also = f' Shortcuts, too: {more}.' if more else ''
         return (
             f"*{first.word}* carries {first.carries} of {n} {name} answers: without it"
-            f" {first.turned} of them {turn}."
-            f"{also and f' Shortcuts, too: {also}.'}"
+            f" {first.turned} of them {turn}.{also}"
         )
 
     @property
@@ -298,7 +299,7 @@ class Diagnosis(Record):
         head = f'Diagnosis({self.title}, {len(self.errors)} wrong, {n_none}):'
         return '\n'.join(map(in_lines, (head, self.sentence)))
 
-    def _texts(self, rows):
+    def _example_views(self, rows):
         "Return a caption and the tokens of `N_EXAMPLES` answers, on one scale."
         rows = rows.head(N_EXAMPLES)
         maps = self.maps[rows['map'].tolist()]
@@ -309,11 +310,8 @@ class Diagnosis(Record):
         "Return the answers of some classes with a word, the largest effect first."
         rows = self.effects[self.effects.word == word]
         rows = rows[rows['class'].isin(classes)].sort_values('score', ascending=False)
-        return (
-            self.answers.drop_duplicates('map')
-            .set_index('map', drop=False)
-            .loc[rows.text]
-        )
+        answers = self.answers.drop_duplicates('map').set_index('map', drop=False)
+        return answers.loc[rows.text]
 
     def _repr_html_(self) -> str:
         listed = self.words[self.words.is_shortcut]
@@ -321,11 +319,13 @@ class Diagnosis(Record):
         findings = [(word, [name]) for word, name in shortcuts]
         findings += [(word, self.classes) for word in self.ignored]
         texts = [
-            (word, self._texts(self._with_word(word, of))) for word, of in findings
+            (word, self._example_views(self._with_word(word, classes)))
+            for word, classes in findings
         ]
-        wrong, none = self._texts(self.errors), self._texts(self.carried_by_none)
+        wrong = self._example_views(self.errors)
+        uncarried = self._example_views(self.carried_by_none)
         words = self.words.head(N_WORDS).drop(columns='is_shortcut')
-        return render('diagnosis', self, shortcuts, texts, words, wrong, none)
+        return render('diagnosis', self, shortcuts, texts, words, wrong, uncarried)
 
 # %% ../../nbs/lib/reports_diagnosis.ipynb #0000000c
 @keeps_rows_in('results')
@@ -353,9 +353,10 @@ def diagnose(
     Copies of a text count once, except in `answers` and `errors`.
     """
     whole_number('min_count', min_count)
-    arguments = (None, 'word', truncation, max_length, device, template)
-    inputs = CallInputs.from_args(model, tokenizer, texts, *arguments)
-    names = _check_classifier(inputs.model)
+    inputs = CallInputs.from_args(
+        model, tokenizer, texts, None, 'word', truncation, max_length, device, template
+    )
+    names = _class_names(inputs.model)
     labels = _class_of_labels(labels, names, len(inputs.texts))
     words = _words(inputs)
     pairs = _frequent_pairs({*map(tuple, words)}, min_count)
@@ -364,10 +365,10 @@ def diagnose(
         return [_units_of_words(of_text, pairs) for of_text in _words(inputs)]
 
     def run(texts):
-        return _rows_of_texts(texts, units_of_words(texts), removal)
+        return _removal_rows(texts, units_of_words(texts), removal)
 
     of_words = units_of_words(inputs)
-    _check_rest(inputs, of_words)
+    _check_not_emptied(inputs, of_words)
     removal = as_removal(removal, inputs.encs[0])
     how = dict(text_values=units_of_words, removal=removal)
     results, keys = rows_of_texts(
@@ -376,14 +377,13 @@ def diagnose(
     unique = [row['i'] for row in results.rows]
     effects = [dict(zip(of_words[x['i']], x['effects'])) for x in results.rows]
     maps = Attributions(
-        _as_map(inputs, row, words[row['i']], of_text, names)
+        _as_attribution(inputs, row, words[row['i']], of_text, names)
         for row, of_text in zip(results.rows, effects)
     )
     add_provenance(maps, inputs.model, {}, **inputs.info)
     rows = _effect_rows(maps, effects, [labels[i] for i in unique])
-    answers = _answer_table(
-        maps, [unique.index(keys.index(x)) for x in keys], labels, rows
-    )
+    map_of_text = [unique.index(keys.index(key)) for key in keys]
+    answers = _answer_table(maps, map_of_text, labels, rows)
     expected = [word.casefold() for word in expected]
     table = _shortcut_table(rows, min_count, expected)
     model_name = name_of_model(inputs.model)
