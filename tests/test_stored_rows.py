@@ -26,7 +26,7 @@ from lrp_loo import (
     sweep,
     top_tokens,
 )
-from lrp_loo.core.files import append_line, digest, locked, whole_file
+from lrp_loo.core.files import append_line, digest, whole_file, write_text_atomic
 from lrp_loo.records.results import Results, read_results
 from lrp_loo.evaluate.sweep import read_sweep
 from lrp_loo.evaluate.audit import verdict
@@ -235,8 +235,8 @@ def test_a_temporary_file_of_a_living_or_distant_writer_stays(tmp_path):
     }
     for name in names.values():
         (tmp_path / name).touch()
-    with locked(path):
-        left = {kind for kind, name in names.items() if (tmp_path / name).exists()}
+    write_text_atomic(path, 'any file')
+    left = {kind for kind, name in names.items() if (tmp_path / name).exists()}
     assert left == {'mine', 'distant', 'parent'}
 
 
