@@ -74,6 +74,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'lrp_loo.core.files._kept_rows': ('lib/core_files.html#_kept_rows', 'lrp_loo/core/files.py'),
                                     'lrp_loo.core.files._of_array': ('lib/core_files.html#_of_array', 'lrp_loo/core/files.py'),
                                     'lrp_loo.core.files._of_function': ('lib/core_files.html#_of_function', 'lrp_loo/core/files.py'),
+                                    'lrp_loo.core.files._remove_abandoned': ( 'lib/core_files.html#_remove_abandoned',
+                                                                              'lrp_loo/core/files.py'),
                                     'lrp_loo.core.files._sync': ('lib/core_files.html#_sync', 'lrp_loo/core/files.py'),
                                     'lrp_loo.core.files._version': ('lib/core_files.html#_version', 'lrp_loo/core/files.py'),
                                     'lrp_loo.core.files._writer': ('lib/core_files.html#_writer', 'lrp_loo/core/files.py'),

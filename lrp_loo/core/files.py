@@ -49,6 +49,7 @@ def whole_file(
     tmp = file.with_name(name)
     try:
         with _writing(path, file):
+            _remove_abandoned(file)
             _create_beside(file, tmp)
             yield tmp
             _sync(tmp, os.O_RDWR)
@@ -75,6 +76,17 @@ def _has_ended(process):
     except OSError as e:
         return isinstance(e, ProcessLookupError)
     return False
+
+
+def _remove_abandoned(file):
+    "Remove temporary files of this file's writers of this host that were killed."
+    start = rf'\.{re.escape(file.name[:50])}\.{_writer("([0-9]+)")}'
+    temporary = re.compile(rf'{start}\.[0-9a-f]{{16}}\.{TEMPORARY}')
+    with contextlib.suppress(OSError):  # a folder that cannot be read
+        for name in os.listdir(file.parent):
+            match = temporary.fullmatch(name)
+            if match and _has_ended(int(match[1])):
+                file.with_name(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -134,12 +146,6 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     with _writing(path, file), contextlib.suppress(NotImplementedError):
         lock.acquire()
     try:
-        start = rf'\.{re.escape(file.name[:50])}\.{_writer("([0-9]+)")}'
-        temporary = re.compile(rf'{start}\.[0-9a-f]{{16}}\.{TEMPORARY}')
-        for name in os.listdir(file.parent):
-            match = temporary.fullmatch(name)
-            if match and _has_ended(int(match[1])):
-                file.with_name(name).unlink(missing_ok=True)
         yield
     finally:
         with contextlib.suppress(OSError):  # a waiting process sees that it is gone
