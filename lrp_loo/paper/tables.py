@@ -21,7 +21,7 @@ from ..core.stats import mean_se, of_texts, paired_difference, per_text
 # the methods of Table 2 and two of ours, as `faithfulness_rows` takes them
 TABLE2 = {
     'loo': ('loo', {}),
-    'ig': ('ig', {}),
+    'ig': ('ig', dict(n_steps=16)),
     'rollout': ('rollout', {}),
     'rollout_residual': ('rollout', dict(residual=True)),
     'attn_lrp': ('attn_lrp', {}),
