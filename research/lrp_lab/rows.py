@@ -123,7 +123,7 @@ def rows_table(results: dict) -> pd.DataFrame:  # a row per choice, a column per
     ).T
     table.columns = [f'{passes} passes of rows' for passes in PASSES]
     k = PASSES.index(2)
-    for name in table.index:
+    for name in table.index if len(rows) > 1 else ():
         leads = np.array([r[name][k] - r['largest spread'][k] for r in rows])
         low, high = mean_interval(leads)
         table.loc[name, 'lead at 2'] = f'[{low:+.3f}, {high:+.3f}]'
