@@ -8,7 +8,6 @@ __all__ = []
 # %% ../nbs/lib/package.ipynb #00000002
 #| eval: false
 import warnings as _warnings
-from difflib import get_close_matches as _get_close_matches
 
 import lazy_loader as _lazy
 
@@ -27,6 +26,6 @@ def __getattr__(name):
     try:
         return describe_parameters(_attribute(name))
     except AttributeError as e:
-        near = _get_close_matches(name, __all__, 1)
-        hint = f'; did you mean {near[0]!r}?' if near else ''
-        raise AttributeError(f'{e}{hint}') from None
+        from .core.arguments import did_you_mean
+
+        raise AttributeError(f'{e}{did_you_mean(name, __all__)}') from None
