@@ -1851,6 +1851,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'lrp_loo/models/structure.py'),
                                           'lrp_loo.models.structure.restored': ( 'lib/models_structure.html#restored',
                                                                                  'lrp_loo/models/structure.py'),
+                                          'lrp_loo.models.structure.text_config': ( 'lib/models_structure.html#text_config',
+                                                                                    'lrp_loo/models/structure.py'),
                                           'lrp_loo.models.structure.tried_once': ( 'lib/models_structure.html#tried_once',
                                                                                    'lrp_loo/models/structure.py'),
                                           'lrp_loo.models.structure.tried_once.__call__': ( 'lib/models_structure.html#tried_once.__call__',

@@ -24,7 +24,7 @@ from .methods.table import as_method, check_options
 from .models.call import check_finite, forward, watch_embeddings
 from .models.encoding import check_ids
 from .models.objects import unwrap
-from .models.structure import input_names
+from .models.structure import input_names, text_config
 
 # %% ../nbs/lib/interop.ipynb #e205b6db
 # the type of additional_forward_args: tensors with an entry for each token
@@ -94,7 +94,7 @@ class GivenEmbeddings(torch.nn.Module):
     ):
         super().__init__()
         self.model = model
-        self.config = config = getattr(model, 'config', None)
+        self.config = getattr(model, 'config', None)
         self.training = model.training  # not .train(): it would set submodules too
         rows = x.flatten(0, 1)
         self.source = torch.nn.Embedding(*rows.shape, device='meta')
@@ -102,9 +102,7 @@ class GivenEmbeddings(torch.nn.Module):
         self.source.weight = rows
         # dummy ids: models (decoders, RoBERTa) look only for padding in them, so any
         # other id will do for content
-        if hasattr(config, 'get_text_config'):
-            config = config.get_text_config()
-        pad = getattr(config, 'pad_token_id', None)
+        pad = getattr(text_config(model), 'pad_token_id', None)
         self.model_ids = torch.full_like(mask, 0 if pad != 0 else 1)
         if pad is not None:
             self.model_ids[mask == 0] = pad

@@ -108,9 +108,9 @@ def test_the_library_never_looks_at_the_paper_or_the_lab(house):
     assert not [m for m, text in house.text.items() if 'import lrp_lab' in text]
 
 
-def test_the_front_is_short_and_imports_what_describes_parameters_alone(house):
+def test_the_front_is_short_and_imports_what_describes_names_alone(house):
     assert len(house.text['__init__'].splitlines()) < 40
-    assert list(house.imported('__init__')) == ['core.tools']
+    assert list(house.imported('__init__')) == ['core.tools', 'core.arguments']
     assert (ROOT / 'lrp_loo' / '__init__.pyi').is_file()
 
 

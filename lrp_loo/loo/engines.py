@@ -29,7 +29,7 @@ from .states import rows_in_pass, rows_read, states_differ
 from ..models.call import check_finite, computed_in, counted_rows, forward
 from ..models.call import plain_forward
 from ..models.encoding import TOKEN_BUDGET, attended_tokens, select_tokens
-from ..models.structure import device_of, proofs_of
+from ..models.structure import device_of, proofs_of, text_config
 
 # %% ../../nbs/lib/loo_engines.ipynb #0000000a
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class Variants:
         model, enc, target = self.whole.model, self.whole.enc, self.whole.target
         if not reads_logits(target):
             return self
-        padding = getattr(model.config, 'pad_token_id', None)
+        padding = getattr(text_config(model), 'pad_token_id', None)
         # a decoder's classifier reads the last token that is no padding
         is_classifier = model.get_output_embeddings() is None
         has_padding = padding is None or bool((enc['input_ids'] == padding).any())

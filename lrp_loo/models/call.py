@@ -29,7 +29,7 @@ from .structure import all_modules, device_of, embedding_modules
 from .structure import input_embeddings, layers_of, pretrained_parts
 from .structure import forward_arguments, input_names, cached_in_call
 from .structure import calls_are_intercepted, restored, tried_once
-from .structure import unwrapped_model
+from .structure import text_config, unwrapped_model
 
 # %% ../../nbs/lib/models_call.ipynb #00000005
 class WatchedEmbeddings(list):
@@ -45,7 +45,7 @@ class WatchedEmbeddings(list):
         self.has_parts = isinstance(model, MultiPartModel)
         # an image or a sound is merged before the embeddings are watched
         self.is_merged = hasattr(model, 'merged')
-        padding = getattr(getattr(model, 'config', None), 'pad_token_id', None)
+        padding = getattr(text_config(model), 'pad_token_id', None)
         self.padding_id = -1 if padding is None else padding
 
     def _before_call(self, model, args, kwargs):

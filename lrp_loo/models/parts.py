@@ -17,7 +17,7 @@ from torch import nn
 
 from ..core.hooks import forward_hooks
 from .call import forward
-from .structure import is_attention_name, layers_of
+from .structure import is_attention_name, layers_of, text_config
 
 # %% ../../nbs/lib/models_parts.ipynb #00000005
 KINDS = ('head', 'feed_forward', 'layer')
@@ -135,10 +135,11 @@ def _last_maps(calls, n_inputs, width):
 
 def locate_parts(model: torch.nn.Module, enc: dict) -> PartLocations:
     "Locate the parts that a model calls for a text; raise ValueError if they are unknown."
-    config = getattr(model, 'config', None)
     layers = layers_of(model).modules
-    has_two_stacks = getattr(config, 'is_encoder_decoder', False)
-    config = config and config.get_text_config()
+    has_two_stacks = getattr(
+        getattr(model, 'config', None), 'is_encoder_decoder', False
+    )
+    config = text_config(model)
     n = getattr(config, 'num_hidden_layers', None)
     n_heads = getattr(config, 'num_attention_heads', None) or 0
     width = getattr(config, 'hidden_size', None)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'N_SAMPLES', 'UNRECORDED_OPTIONS', 'walk_once', 'cached_in_call', 'all_modules', 'device_of',
-           'is_transformers', 'pretrained_parts', 'unwrapped_model', 'forward_arguments', 'InputNames', 'input_names',
-           'input_embeddings', 'embedding_modules', 'position_offset', 'describe_model', 'name_of_model', 'Layers',
-           'is_attention_name', 'layers_of', 'n_layers', 'Family', 'family_of', 'Proofs', 'calls_are_intercepted',
-           'proofs_of', 'restored', 'tried_once', 'provenance']
+           'is_transformers', 'pretrained_parts', 'unwrapped_model', 'text_config', 'forward_arguments', 'InputNames',
+           'input_names', 'input_embeddings', 'embedding_modules', 'position_offset', 'describe_model', 'name_of_model',
+           'Layers', 'is_attention_name', 'layers_of', 'n_layers', 'Family', 'family_of', 'Proofs',
+           'calls_are_intercepted', 'proofs_of', 'restored', 'tried_once', 'provenance']
 
 # %% ../../nbs/lib/models_structure.ipynb #00000002
 import contextlib
@@ -90,6 +90,15 @@ def pretrained_parts(model: nn.Module) -> list[nn.Module]:
 def unwrapped_model(model: nn.Module) -> nn.Module:
     "Return the transformers model inside a wrapper; without one, the model itself."
     return model if hasattr(model, 'config') else [*pretrained_parts(model), model][0]
+
+
+def text_config(model: nn.Module) -> Any:
+    "Return the configuration of the model's text; None for a model without one."
+    config = getattr(model, 'config', None)
+    try:
+        return config.get_text_config()
+    except (AttributeError, ValueError):  # not of transformers, or of several texts
+        return config
 
 
 @cached_in_call
@@ -426,16 +435,18 @@ def restored(model: nn.Module) -> Iterator[None]:
     """Open a context after which a model that has replaced a module of its own is as
     before: BigBird ends sparse attention for good when it reads a short text.
     """
-    modules, tables = list(all_modules(model).values()), []
-    for m in modules:
-        tables += vars(m), m._modules, m._buffers
-    # a traced module has tables of another kind
-    before = [(table, dict(table)) for table in tables if isinstance(table, dict)]
+    children, others = [], []
+    for m in all_modules(model).values():
+        if isinstance(m._modules, dict):  # a traced module's is of another kind
+            children.append((m._modules, dict(m._modules)))
+            others += (vars(m), dict(vars(m))), (m._buffers, dict(m._buffers))
     try:
         yield
     finally:
-        if list(model.modules()) != modules:
-            for table, entries in before:
+        # compared by identity; walking the modules again takes longer
+        if any(table != entries for table, entries in children):
+            for table, entries in children + others:
+                table.clear()
                 table.update(entries)
 
 
