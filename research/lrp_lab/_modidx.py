@@ -111,6 +111,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'lrp_lab.gap.gap_experiment': ('gap.html#gap_experiment', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.gap_row': ('gap.html#gap_row', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.gap_table': ('gap.html#gap_table', 'lrp_lab/gap.py'),
+                             'lrp_lab.gap.lead_over_sums': ('gap.html#lead_over_sums', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.linear_without_bias': ('gap.html#linear_without_bias', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.measure_whole': ('gap.html#measure_whole', 'lrp_lab/gap.py'),
                              'lrp_lab.gap.nearest_reading': ('gap.html#nearest_reading', 'lrp_lab/gap.py'),
