@@ -5,6 +5,7 @@ import copy
 from importlib.util import find_spec
 import os
 import sys
+from types import SimpleNamespace
 
 from conftest import shallow_demo
 import numpy as np
@@ -27,6 +28,7 @@ nothing in it is new , and none of it is true
 you will not forget the last ten minutes
 good
 the actors try hard and the script lets them down""".splitlines()
+VARIABLE = 'RAY_USAGE_STATS_ENABLED'
 METHOD_NAMES = ['attn_lrp', 'cp_lrp', 'removal']
 # ray warns of itself while it starts its processes
 pytestmark = pytest.mark.filterwarnings('default')
@@ -242,6 +244,22 @@ def test_several_processes_made_the_rows_and_one_was_killed(
 def by_ray(out, method='attn_lrp', of=('demo', None), **options):
     common = dict(engine='ray', workers=1, device='cpu')
     return swept(of, TEXTS[:2], out, method, **common | options)
+
+
+def test_without_ray_a_sweep_says_so_before_it_loads_a_model(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    with pytest.raises(ModuleNotFoundError, match='this needs ray'):
+        by_ray(tmp_path, of=('nowhere', None))
+
+
+@pytest.mark.parametrize('setting', [None, '1'])
+def test_ray_reports_no_usage_unless_the_user_says_so(setting, monkeypatch):
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: None)
+    monkeypatch.setitem(sys.modules, 'ray', ray)
+    monkeypatch.setattr(os, 'environ', {VARIABLE: setting} if setting else {})
+    with ray_cluster(1):
+        assert os.environ[VARIABLE] == (setting or '0')
+    assert os.environ.get(VARIABLE) == setting
 
 
 @needs_ray

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.activations import NewGELUActivation
 
 from lrp_loo import attn_lrp, cp_lrp, lrp_rules
 from lrp_loo.lrp.composite import gradient
@@ -541,6 +542,17 @@ def test_a_part_of_a_gate_is_read_and_the_gate_stays_one():
 
     g = gradient_at(f, cp_lrp())
     assert_same(g, gradient_at(lambda a, b: F.silu(a).detach() * b))
+
+
+def test_a_formula_of_several_calls_is_a_gate():
+    "CP-LRP holds the output of GPT-2's GELU constant, as T5's feed-forward multiplies it."
+    model, x = Two(None), X.clone().requires_grad_()
+    model.act = NewGELUActivation()
+    model.f = lambda a, b: model.act(a) * b
+    with lrp_rules(model, cp_lrp(), strict=True):
+        y = model(x)
+    (g,) = torch.autograd.grad(y.square().sum(), x)
+    assert_same(g, gradient_at(lambda a, b: model.act(a).detach() * b))
 
 
 @pytest.mark.parametrize('rules', [attn_lrp(), cp_lrp()])

@@ -283,7 +283,8 @@ def test_a_sweep_keeps_rows_of_two_precisions_apart(tmp_path):
     for text, loo in zip(TEXTS, rows.loo):
         a = explain(model, tokenizer, text, 'loo')[0]
         difference = (torch.tensor(loo) - a.scores).abs().max()
-        assert 0 < float(difference) < 0.05 * float(a.scores.abs().max())
+        # beyond what another batch changes in float32
+        assert 1e-3 < float(difference) < 0.05 * float(a.scores.abs().max())
     table = sweep(*arguments, progress=False)
     assert not any('bfloat16' in line for line in table.below)
     for text, loo in zip(TEXTS, read_sweep(tmp_path).loo):
