@@ -175,14 +175,18 @@ def outcome(words):
         raise KeyboardInterrupt
 
     SourceFileLoader.get_code = get_code
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS, SECONDS)
+    # seconds of this process, so that a crowded machine notices nothing; others for a hang
+    timers = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
+    for k, (timer, sign) in enumerate(timers.items()):
+        signal.signal(sign, stop)
+        signal.setitimer(timer, 10 ** (k + 1) * SECONDS, SECONDS)
     try:
         passed = not HAS_CHECKS[module] or run_notebook(module)
         passed = passed and pytest.main([*PYTEST, '-x', *TESTS[words]]) == 0
     except KeyboardInterrupt:  # too slow
         passed = False
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    for timer in timers:
+        signal.setitimer(timer, 0)
     return passed
 
 
