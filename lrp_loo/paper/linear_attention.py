@@ -187,7 +187,7 @@ def train_linear_attention(
     adam = torch.optim.Adam(model.parameters(), lr)
     n, order = len(images), torch.Generator().manual_seed(seed)
     n_steps = epochs * -(-n // batch_size)
-    shown = dict(desc='train', total=n_steps, leave=False)
+    shown = dict(desc='train', total=n_steps, unit=' steps', leave=False)
     with progress_bar(None, progress, **shown) as bar:
         for _ in range(epochs):
             for which in torch.randperm(n, generator=order).split(batch_size):

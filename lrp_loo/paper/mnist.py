@@ -146,7 +146,8 @@ def image_row(model, x, eps=1e-06, progress=True, seed=0) -> dict:
     "Return one network's Table 1, the signs of its maps' sums, and its curves."
     rows, signs, errors, curves = [], [], [], []
     parts = x.split(25)
-    bar = progress_bar(parts, progress, desc='explain', leave=False)
+    shown = dict(desc='explain', unit=' parts', leave=False)
+    bar = progress_bar(parts, progress, **shown)
     for number, part in enumerate(bar):
         maps = pixel_maps(model, part, eps=eps)
         rows += table1_rows(maps)
