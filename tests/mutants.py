@@ -175,17 +175,18 @@ def outcome(words):
         raise KeyboardInterrupt
 
     SourceFileLoader.get_code = get_code
+    signal.signal(signal.SIGPROF, stop)
+    signal.signal(signal.SIGALRM, stop)
     # seconds of this process, so that a crowded machine notices nothing; others for a hang
-    timers = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
-    for k, (timer, sign) in enumerate(timers.items()):
-        signal.signal(sign, stop)
-        signal.setitimer(timer, 10 ** (k + 1) * SECONDS, SECONDS)
+    limits = {signal.ITIMER_PROF: 10 * SECONDS, signal.ITIMER_REAL: 100 * SECONDS}
+    for timer, limit in limits.items():
+        signal.setitimer(timer, limit, SECONDS)
     try:
         passed = not HAS_CHECKS[module] or run_notebook(module)
         passed = passed and pytest.main([*PYTEST, '-x', *TESTS[words]]) == 0
     except KeyboardInterrupt:  # too slow
         passed = False
-    for timer in timers:
+    for timer in limits:
         signal.setitimer(timer, 0)
     return passed
 

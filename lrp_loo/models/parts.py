@@ -136,10 +136,8 @@ def _last_maps(calls, n_inputs, width):
 def locate_parts(model: torch.nn.Module, enc: dict) -> PartLocations:
     "Locate the parts that a model calls for a text; raise ValueError if they are unknown."
     layers = layers_of(model).modules
-    has_two_stacks = getattr(
-        getattr(model, 'config', None), 'is_encoder_decoder', False
-    )
-    config = text_config(model)
+    whole, config = getattr(model, 'config', None), text_config(model)
+    has_two_stacks = getattr(whole, 'is_encoder_decoder', False)
     n = getattr(config, 'num_hidden_layers', None)
     n_heads = getattr(config, 'num_attention_heads', None) or 0
     width = getattr(config, 'hidden_size', None)

@@ -150,11 +150,11 @@ def reading_row(
     own = ~special_mask(tokenizer, enc['input_ids'][0])
     sums = torch.stack([loo[own].sum(), loo.sum()])
     row = dict(r={}, signs={}, loo_signs=sums.sign().tolist())
+    rule_sets = methods_to_compare(gates=False)
     for eps in epsilons:
         found = {}
-        for name, (_, fields) in methods_to_compare(gates=False).items():
-            if names and name not in names:
-                continue
+        for name in names or rule_sets:
+            _, fields = rule_sets[name]
             R = relevance_by_level(model, enc, Composite(name, **fields, eps=eps), c)
             found[name] = _read(R, loo, own)
         digits = {k: (1000 * r).round() / 1000 for k, (r, _) in found.items()}
@@ -244,9 +244,13 @@ _GAP = Study(
 _LARGE_GAP = {part: part for part in GAP if 'mpnet' in part}
 
 # %% ../nbs/84_gap.ipynb #05f33a32
-READINGS = {name.replace('gap', 'readings'): name for name in GAP}
-# texts after those that the nearest reading was chosen on, by its two rule sets alone
-UNSEEN = {'unseen-mpnet-sst2': 40, 'unseen-mpnet-imdb': 12}
+# part → the part of `GAP`, and how many of its texts come first and are left out: those
+# that the nearest reading was chosen on
+READINGS = {name.replace('gap', 'readings'): (name, 0) for name in GAP}
+UNSEEN = {
+    'unseen-mpnet-sst2': ('gap-mpnet-sst2', 40),
+    'unseen-mpnet-imdb': ('gap-mpnet-imdb', 12),
+}
 
 
 def readings_experiment(
@@ -254,10 +258,11 @@ def readings_experiment(
     part: str,  # one of READINGS or UNSEEN
     o: RunOptions,
 ) -> Results:
-    "Write a row per text with what the 192 settings leave out."
-    p = GAP[part.replace('readings', 'gap').replace('unseen', 'gap')]
-    n_seen = UNSEEN.get(part, 0)
-    attn = composite_name(ATTN_LRP)
+    """Write a row per text with what the 192 settings leave out; of unseen texts for the
+    two rule sets of the nearest reading alone.
+    """
+    name, n_seen = (READINGS | UNSEEN)[part]
+    p, attn = GAP[name], composite_name(ATTN_LRP)
     names = [attn, bypassed(attn)] if n_seen else None
     model, tokenizer = load_demo(p.demo)
     texts = load_texts(p.data, o.data, seed=o.seed)
@@ -371,7 +376,7 @@ def nearest_reading(rows: dict, eps: str) -> dict:  # data set → rows of one m
 
 
 def lead_over_sums(rows: list, **about) -> dict:
-    "Return r of AttnLRP and CP-LRP over all tokens' summed embeddings, and the lead."
+    "Return r of AttnLRP and CP-LRP over all tokens' summed embeddings, and CP-LRP's lead."
     attn = composite_name(ATTN_LRP)
     a, b = (with_divisions(rows, x)[:, 1, 0, 0, 1, 0] for x in (attn, bypassed(attn)))
     r = dict(attn_lrp=a, cp_lrp=b, lead=b - a)
